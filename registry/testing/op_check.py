@@ -24,10 +24,11 @@ def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None
     """Check, on the CPU, that the parts of an op's contract agree; raises CheckError with every fault.
 
     On ``problems`` (the op's examples when not given) and every kind of inputs: the inputs fit the schema, pose the
-    problem again and are reproducible; the fake has the reference's shapes, dtypes and strides; the reference does not
-    change its arguments, and is accepted by its own tolerance; the floor is positive; both ends of a range along which
-    winners transfer are problems of the op, with that range. Over all its examples the tolerance must refuse results
-    that were not computed: zeros, one number everywhere, the output of a previous call.
+    problem again, are reproducible, and have the same dtypes and absent arguments in every kind; the fake has the
+    reference's shapes, dtypes and strides; the reference does not change its arguments, and is accepted by its own
+    tolerance; the floor is positive; both ends of a range along which winners transfer are problems of the op, with
+    that range. Over all its examples the tolerance must refuse results that were not computed: zeros, one number
+    everywhere, the output of a previous call.
     """
     notes = Notes(f"op {op.name}")
     checked = _named(op, problems)
@@ -52,15 +53,30 @@ def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
         yield f"its floor is {floor}: bytes must be positive, flop not negative"
     for name in op.transfers:
         yield from _range_faults(op, problem, name)
+    first: dict[str, Any] = {}
     for kind in op.kinds:
         values, again = (op.draw(problem, kind, torch.Generator().manual_seed(SEED)) for _ in range(2))
         if not all_same(tensors_in(values), tensors_in(again)):
             yield f"{kind} inputs: two generators with one seed make different inputs"
+        forms = dict(zip(op.parsed.names, map(_form, values), strict=True))
+        first = first or forms
+        for name in (name for name, form in forms.items() if form != first[name]):
+            yield (
+                f"{kind} inputs: {name} is {forms[name]}, that of {op.kinds[0]} inputs {first[name]}: one plan answers"
+                " both, and is bound for one of them; let the kinds differ in numbers alone"
+            )
         posed = op.pose(op.arguments(values), problem)
         if posed != problem:
             yield f"{kind} inputs: they pose {posed}"
             continue
         yield from (f"{kind} inputs: {fault}" for fault in _reference_faults(op, problem, values))
+
+
+def _form(value: Any) -> str:
+    """What a plan is bound for besides sizes and layouts: the dtypes of tensors, and the type of any other value."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_form, value))}]"
+    return str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _range_faults(op: Op, problem: Problem, name: str) -> Iterator[str]:

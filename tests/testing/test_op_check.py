@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from registry.contract import Op, Tolerance
-from registry.contracts import BOX, RMS_NORM, SQUARE
+from registry.contracts import BOX, EMBEDDING, RMS_NORM, SQUARE
 from registry.errors import CheckError, InvalidArgumentError
 from registry.problem import Problem, Value
 from registry.testing import check_op
@@ -98,6 +98,20 @@ def test_a_contract_that_contradicts_itself_is_refused(change: dict[str, Any], e
     with pytest.raises(CheckError) as raised:
         check_op(replace(SQUARE, kinds=("normal",), **change), problems=SMALL)
     assert expected in str(raised.value)
+
+
+def test_kinds_of_inputs_that_a_plan_is_bound_apart_for_are_refused() -> None:
+    """What is tuned with an argument would not be what runs without it; an index of another width would be misread."""
+
+    def inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+        indices, weight, _ = EMBEDDING.inputs(problem, "normal", generator)
+        return (indices, weight, None) if kind == "normal" else (indices.to(torch.int32), weight, 0)
+
+    with pytest.raises(CheckError) as raised:
+        check_op(replace(EMBEDDING, inputs=inputs, kinds=("normal", "other")), problems=EMBEDDING.examples[-1:])
+    told = str(raised.value)
+    assert "other inputs: indices is torch.int32, that of normal inputs torch.int64: one plan answers both" in told
+    assert "other inputs: padding_idx is int, that of normal inputs NoneType" in told
 
 
 def test_an_op_without_examples_needs_problems() -> None:

@@ -71,7 +71,7 @@ class EntriesEmbeddingBackward(TritonImplementation):
         return Launch(
             kernels.embedding_backward,
             grid=(-(-problem.vocabulary // entries) * -(-problem.cols // block),),
-            args=("grad_weight", "grad_y", "indices", "padding_idx", problem.rows),
+            args=("grad_weight", "grad_y", "indices", _padding_of(problem), problem.rows),
             constants={
                 "VOCABULARY": problem.vocabulary,
                 "COLS": problem.cols,
@@ -82,6 +82,13 @@ class EntriesEmbeddingBackward(TritonImplementation):
             },
             options=options(config),
         )
+
+
+def _padding_of(problem: Problem) -> str | int:
+    """The kernel's padding: the call's argument, or for none an index of no row, to the same compiled kernel."""
+    arguments = problem.traits.arguments
+    given = arguments is not None and arguments["padding_idx"] is not None
+    return "padding_idx" if given else int(problem.vocabulary)
 
 
 @lru_cache(maxsize=KEPT)

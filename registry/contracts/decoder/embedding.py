@@ -43,9 +43,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
         indices = torch.arange(problem.rows, device=indices.device) % 2 * (problem.vocabulary - 1)
     elif kind == "special":
         fills.plant_special(weight, [torch.nan, torch.inf, -0.0, -torch.inf])
-    elif kind == "int32":
-        indices = (problem.vocabulary - 1 - indices).to(torch.int32)
-    return indices, weight, problem.vocabulary - 1 if kind == "ends" else None
+    return indices, weight, None
 
 
 def _floor(problem: Problem) -> Floor:
@@ -68,7 +66,7 @@ EMBEDDING = Op(
     static=frozenset({"cols", "vocabulary", "dtype"}),
     dynamic=frozenset({"rows"}),
     distributions={"frequency": FREQUENCIES},
-    kinds=("normal", "ends", "special", "int32"),
+    kinds=("normal", "ends", "special"),
     examples=embedding_examples(),
     check=check_embedding,
     check_data=partial(check_indices_data, "embedding"),

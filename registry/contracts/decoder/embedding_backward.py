@@ -53,7 +53,8 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
 def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
     shape, dtype = (problem.rows, problem.cols), problem.torch_dtype
     grad_y, indices = fills.normal(shape, dtype, generator), draw_indices(problem, generator)
-    weight, padding = torch.zeros((problem.vocabulary, problem.cols), dtype=dtype, device=indices.device), None
+    weight = torch.zeros((problem.vocabulary, problem.cols), dtype=dtype, device=indices.device)
+    padding = int(problem.vocabulary) - 1
     if kind == "outliers":
         fills.plant_outliers(grad_y, 60.0, generator)
     elif kind == "spike_last":

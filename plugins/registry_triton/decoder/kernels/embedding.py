@@ -63,10 +63,7 @@ def embedding_backward(
     first = tl.program_id(0) // BLOCKS * ENTRIES
     entry = first + tl.arange(0, ENTRIES)
     col = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-    if padding_idx is not None:
-        padding = tl.where(padding_idx < 0, padding_idx + VOCABULARY, padding_idx)
-    else:
-        padding = -1
+    padding = tl.where(padding_idx < 0, padding_idx + VOCABULARY, padding_idx)
     total = tl.zeros([ENTRIES, BLOCK], tl.float32)
     for scan in range(0, rows, SCAN):
         row = scan + tl.arange(0, SCAN)
