@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("transformers")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+pytest.importorskip("accelerate")
 
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -19,10 +21,10 @@ IDS = torch.arange(1, 17).unsqueeze(0)
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of four layers, 1024 wide: 88 MiB of linear layers, 4 MiB of embeddings."""
+    """A random Llama of 16 layers, 1024 wide: 352 MiB of linear layers in bfloat16."""
     folder = tmp_path_factory.mktemp("plain")
     torch.manual_seed(0)
-    sizes = {"vocab_size": 1000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4}
+    sizes = {"vocab_size": 1000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 16}
     config = LlamaConfig(**sizes, num_attention_heads=16, num_key_value_heads=4, initializer_range=0.05)
     LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
     return folder
@@ -38,10 +40,11 @@ def test_weights_are_packed_on_the_gpu_one_by_one(plain: Path, bits: int) -> Non
     model = AutoModelForCausalLM.from_pretrained(plain, quantization_config=config, device_map={"": 0})
     torch.cuda.synchronize()
     most = torch.cuda.max_memory_allocated() - before
-    dense = sum(layer.in_features * layer.out_features for layer in model.modules() if isinstance(layer, PackedLinear))
-    assert model.get_memory_footprint() < 2 * dense
-    # rounding one weight takes some copies of it in float32, the largest of 11 MiB
-    assert most < model.get_memory_footprint() + 16 * 2816 * 1024 * 2
+    layers = [layer for layer in model.modules() if isinstance(layer, PackedLinear)]
+    dense = sum(2 * layer.in_features * layer.out_features for layer in layers)
+    # rounding the largest weight takes some copies of its 11 MiB in float32; all weights in bfloat16 are 352 MiB
+    assert most < model.get_memory_footprint() + 100 * 2**20
+    assert bits == 8 or most < 0.75 * dense
     for name, layer in on_cpu.named_modules():
         if isinstance(layer, PackedLinear):
             found, expected = model.get_submodule(name).weight, layer.weight
