@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from registry.integrations.transformers import RegistryConfig, load
 from registry.nn import ActOrderLinear, PackedLinear
@@ -86,10 +86,13 @@ def test_a_scheme_with_quantised_activations_is_loaded_without_them(tmp_path: Pa
     check_weights(model, dense)
 
 
-def test_a_model_without_its_head_is_loaded_from_a_checkpoint_with_one(tmp_path: Path) -> None:
+def test_a_model_without_the_checkpoints_head_is_loaded(tmp_path: Path) -> None:
     folder, dense = gptq(tmp_path)
     model = load(folder, AutoModel)
     check_weights(model, {name.removeprefix("model."): weight for name, weight in dense.items()})
+    model = load(folder, AutoModelForSequenceClassification, num_labels=3, dtype="auto")
+    check_weights(model, dense)
+    assert model.score.weight.shape == (3, 64)
 
 
 def test_scales_are_converted_to_the_models_dtype(tmp_path: Path) -> None:
