@@ -25,6 +25,7 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
                             output embeddings and layers of tied weights, as transformers leaves out. With a list those
                             are packed too, if it does not name them
     modules   of a saved checkpoint: bits, group_size and codebook of each layer that differs from the others
+    experts   of a saved checkpoint: the group_size of packed experts, if there are any
     source    of a checkpoint that another library packed: its own quantization_config
     """
 
@@ -36,20 +37,21 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
         codebook: str | None = None,
         modules_to_not_convert: list[str] | None = None,
         modules: Mapping[str, Mapping[str, Any]] | None = None,
+        experts: int | None = None,
         source: Mapping[str, Any] | None = None,
-        quant_method: str = METHOD,
-        **unknown: Any,
+        **others: Any,
     ) -> None:
         self.quant_method = METHOD  # type: ignore[assignment, unused-ignore]
         self.bits, self.group_size, self.symmetric, self.codebook = bits, group_size, symmetric, codebook
         self.modules_to_not_convert = modules_to_not_convert
         self.modules = {name: dict(form) for name, form in (modules or {}).items()}
+        self.experts = experts
         self.source = None if source is None else dict(source)
-        if unknown or quant_method != METHOD:
-            given = ", ".join(unknown) or f"quant_method={quant_method!r}"
+        others = {name: value for name, value in others.items() if (name, value) != ("quant_method", METHOD)}
+        if others:
             raise InvalidArgumentError(
-                f"RegistryConfig: {given}",
-                hint=f"expected {', '.join(name for name in vars(self) if name != 'source')}",
+                f"RegistryConfig: {', '.join(f'{name}={value!r}' for name, value in others.items())}",
+                hint=f"expected {', '.join(name for name in vars(self) if name not in ('source', 'quant_method'))}",
             )
         self._check()
 
@@ -78,6 +80,7 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
     def _check(self) -> None:
         _one_of("bits", self.bits, BITS)
         _one_of("group_size", self.group_size, (-1, *GROUP_SIZES))
+        _one_of("experts", self.experts, (None, -1, *GROUP_SIZES))
         _one_of("symmetric", self.symmetric, (False, True))
         _one_of("codebook", self.codebook, (None, *CODEBOOKS))
         if self.codebook is not None and self.bits != 4:

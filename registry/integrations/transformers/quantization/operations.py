@@ -14,6 +14,7 @@ from ....errors import InvalidArgumentError, RegistryError
 from ....nn import ActOrderLinear, PackedLinear
 from ....packed import PackedWeight, quantize
 from .checkpoints import LayerFormat
+from .experts import DOWN, GATE_UP, put_experts, rounded
 from .fitting import group_size_for, layer_of
 from .record import LoadingRecord
 from .replacing import put_packed
@@ -33,18 +34,18 @@ class LayerOperation(ConversionOps):  # type: ignore[misc, unused-ignore]
         # the loader copies the operations for each tensor
         return self
 
-    def put(self, model: Any, layer: str, make: Callable[[], PackedLinear], missing_keys: set[str] | None) -> None:
-        """Replace ``layer`` by the packed one that ``make()`` returns, or note why it cannot be made."""
+    def put(self, layer: str, replace: Callable[[], None], missing_keys: set[str] | None, parameter: str) -> None:
+        """Replace ``layer`` by a packed one, or note why that cannot be made; its parameter is no longer missing."""
         if missing_keys is not None:
-            missing_keys.discard(f"{layer}.weight")
+            missing_keys.discard(f"{layer}.{parameter}")
         try:
-            put_packed(model, layer, make())
+            replace()
         except RegistryError as fault:
             self.record.faults[layer] = InvalidArgumentError(f"{layer}: {fault.message}", hint=fault.hint)
 
 
-class PackLinear(LayerOperation):
-    """Rounds the weights of linear layers, one at a time."""
+class PackWeights(LayerOperation):
+    """Rounds the weights of linear layers and experts, one at a time."""
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
@@ -54,17 +55,27 @@ class PackLinear(LayerOperation):
         left: dict[str, Any] = {}
         self.record.note_missing(missing_keys)
         for name, given in input_dict.items():
-            if self.record.is_to_pack(name):
-                self.put(model, name.removesuffix(".weight"), partial(self._rounded, _only(given)), missing_keys)
+            if name in self.record.to_pack:
+                layer, _, parameter = name.rpartition(".")
+                pack = self._pack_linear if parameter == "weight" else self._pack_experts
+                self.put(layer, partial(pack, model, name, _only(given)), missing_keys, parameter)
             else:
                 left[name] = given
         return left
 
-    def _rounded(self, weight: torch.Tensor) -> PackedLinear:
+    def _pack_linear(self, model: Any, name: str, weight: torch.Tensor) -> None:
         config = self.record.config
         size = group_size_for(config, weight.shape[1])
         assert size is not None, "such layers are not among those to pack"
-        return PackedLinear(quantize(weight, config.bits, size, config.symmetric, config.codebook))
+        packed = PackedLinear(quantize(weight, config.bits, size, config.symmetric, config.codebook))
+        put_packed(model, name.removesuffix(".weight"), packed)
+
+    def _pack_experts(self, model: Any, name: str, weights: torch.Tensor) -> None:
+        layer, held = name.rpartition(".")[0], self.record.experts
+        held[name] = rounded(weights, self.record.config)
+        both = [f"{layer}.{part}" for part in (GATE_UP, DOWN)]
+        if all(part in held for part in both):
+            put_experts(model, layer, *(held.pop(part) for part in both))
 
 
 class ReadPacked(LayerOperation):
@@ -97,7 +108,7 @@ class ReadPacked(LayerOperation):
                 self.record.widened.append(layer)
             return packed
 
-        self.put(model, layer, made, missing_keys)
+        self.put(layer, lambda: put_packed(model, layer, made()), missing_keys, "weight")
         return {}
 
 

@@ -15,9 +15,10 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from ....errors import InvalidArgumentError, RegistryError
 from .checkpoints import METHOD, PackedForm, TensorFiles
 from .config import RegistryConfig
+from .experts import BITS, DOWN, GATE_UP, expert_modules, packed_experts, put_empty_experts, unpack_experts
 from .fitting import group_size_for
 from .missing import check_complete
-from .operations import PackLinear, is_ours, read_packed
+from .operations import PackWeights, is_ours, read_packed
 from .record import LoadingRecord
 from .replacing import form_of, linear_layers, packed_layers, unpack_layers
 
@@ -56,7 +57,7 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
         """True for the weights of the layers to pack."""
-        return self.record.is_to_pack(param_name)
+        return param_name in self.record.to_pack
 
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
         """Bytes an element, by which transformers divides the layers among devices."""
@@ -68,7 +69,7 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
 
     def get_quantize_ops(self) -> ConversionOps:
         """The operation that packs a weight."""
-        return PackLinear(self.record)
+        return PackWeights(self.record)
 
     def get_weight_conversions(self) -> list[WeightConverter]:
         """The rule that reads packed tensors."""
@@ -88,11 +89,21 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         left = self.get_modules_to_not_convert(model, config.modules_to_not_convert, model._keep_in_fp32_modules)
         left += format_.skipped
         layers = {name: layer for name, layer in linear_layers(model) if should_convert_module(name, left)}
-        if not self.pre_quantized:
-            unfit = [name for name, layer in layers.items() if group_size_for(config, layer.in_features) is None]
-            _tell_of("are not packed, since no group size divides their in_features", unfit)
-            layers = {name: layer for name, layer in layers.items() if name not in unfit}
-        self.record.to_pack = frozenset(layers)
+        experts = [name for name, _ in expert_modules(model) if should_convert_module(name, left)]
+        if self.pre_quantized:
+            self.record.to_pack = frozenset(f"{name}.weight" for name in layers)
+            if config.experts is not None:
+                for name in experts:
+                    put_empty_experts(model, name, config, config.experts)
+            return
+        unfit = [name for name, layer in layers.items() if group_size_for(config, layer.in_features) is None]
+        _tell_of("are not packed, since no group size divides their in_features", unfit)
+        packed = [f"{name}.weight" for name in layers if name not in unfit]
+        if config.bits == BITS and config.codebook is None:
+            packed += [f"{name}.{part}" for name in experts for part in (GATE_UP, DOWN)]
+        else:
+            _tell_of("are not packed: experts are in 4 bits without a codebook", experts)
+        self.record.to_pack = frozenset(packed)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         _raise_faults(self.record.faults)
@@ -109,15 +120,19 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
     def _describe(self, model: Any) -> None:
         """Write into the config what the layers are, for ``save_pretrained``."""
         config = self.quantization_config
-        forms = {name: form_of(layer) for name, layer in packed_layers(model)}
-        if not forms:
+        layers, experts = dict(packed_layers(model)), dict(packed_experts(model))
+        if not layers and not experts:
             raise InvalidArgumentError(
                 f"RegistryConfig: {type(model).__name__} has no layer to pack",
                 hint="layers of the class nn.Linear are packed, unless modules_to_not_convert names them",
             )
-        most = PackedForm.most_common(forms.values())
+        if experts and config.experts is None:
+            config.experts = config.group_size
+        forms = {name: form_of(layer) for name, layer in layers.items()}
+        zeros = [layer.zeros for layer in layers.values()] + [each.down_zeros for each in experts.values()]
+        config.symmetric = all(each is None for each in zeros)
+        most = PackedForm.most_common(forms.values() or [PackedForm(BITS, config.group_size)])
         config.bits, config.group_size, config.codebook = most.bits, most.group_size, most.codebook
-        config.symmetric = all(layer.zeros is None for _, layer in packed_layers(model))
         config.modules = {name: form.settings() for name, form in forms.items() if form != most}
         config.source = None
         # the loader's sets and the files are not needed any longer; sizes are still asked for
@@ -125,6 +140,7 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
         unpack_layers(model, dtype)
+        unpack_experts(model, dtype)
         return model
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:

@@ -27,7 +27,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"codebook": "nf4", "bits": 8}, "bits=8, but codebook='nf4' has levels for 4 bits"),
     ({"group_size": 16}, r"group_size=16, but bits=4"),
     ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert='lm_head'"),
-    ({"grp_size": 64}, r"grp_size\n  expected .*group_size"),
+    ({"grp_size": 64}, r"grp_size=64\n  expected .*group_size"),
     ({"quant_method": "gptq"}, "quant_method='gptq'"),
     ({"source": {"quant_method": "hqq"}}, r"source has quant_method='hqq'\n  expected .*gptq, awq"),
 ]
