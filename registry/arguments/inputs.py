@@ -59,6 +59,20 @@ def arguments_of(op: Op, problem: Problem) -> Arguments:
     return op.arguments(op.draw(problem, kind, torch.Generator().manual_seed(0)))
 
 
+def call_bytes(op: Op, problem: Problem) -> int:
+    """Bytes of a call's tensors, arguments and outputs; the problem's floor where its inputs cannot be posed.
+
+    The floor alone may be far less: an embedding reads a few rows of a table of gigabytes.
+    """
+    least = op.floor(problem).bytes
+    try:
+        arguments = arguments_of(op, problem)
+        outputs = op.output_specs(arguments, _CPU)
+    except Exception:  # an author's code may raise anything; the fault is told where the inputs are made
+        return least
+    return max(least, sum(spec.nbytes for spec in (*arguments.tensors.values(), *outputs.values())))
+
+
 def _of_fakes(op: Op, problem: Problem) -> Arguments:
     """Specs by torch's fake tensors, which can do more than meta tensors but take two seconds to import."""
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -158,15 +158,22 @@ class Probes:
         self._passed.update(ran)
         self._tried.add(tried)
 
-    def forget(self) -> None:
+    def forget(self) -> bool:
+        """Drop all kept probes; True if there were any."""
+        held = bool(self._groups)
         self._groups.clear()
+        return held
 
     def _of(self, group: str, made: _Made, plan: Plan) -> tuple[Probe, ...]:
-        if group not in self._groups:
-            probes = tuple(made(plan.op, plan.problem, self._device))
-            self._make_room(_GROUPS_PART * self._device.memory_bytes - _nbytes(probes))
+        """A group's probes; one that takes more than all kept groups may is made again for the next candidate."""
+        if group in self._groups:
+            return self._groups[group]
+        probes = tuple(made(plan.op, plan.problem, self._device))
+        room = _GROUPS_PART * self._device.memory_bytes - _nbytes(probes)
+        if room >= 0:
+            self._make_room(room)
             self._groups[group] = probes
-        return self._groups[group]
+        return probes
 
     def _make_room(self, most: float) -> None:
         """Drop the largest groups until at most ``most`` bytes are held; any group may be needed next."""

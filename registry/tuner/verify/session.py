@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from ...arguments.inputs import call_bytes
 from ...arguments.schema import tensors_in, with_tensors
 from ...artifact import Artifact
 from ...contract import Op
@@ -235,8 +236,11 @@ class Session:
 
     @property
     def nbytes(self) -> int:
+        """Bytes that are held: cases, bounds and, once they are made, the rotating copies."""
         bounds = sum(each.nbytes for kept in self._bounds.values() for each in kept)
-        return bounds + sum(case.nbytes for case in self._cases.values())
+        rotation = self.__dict__.get("rotation")
+        copies = rotation.nbytes if isinstance(rotation, Rotation) else 0
+        return copies + bounds + sum(case.nbytes for case in self._cases.values())
 
     @cached_property
     def working_set(self) -> int:
@@ -258,13 +262,13 @@ class Sessions:
         self._sessions: collections.OrderedDict[tuple[str, int], Session] = collections.OrderedDict()
 
     def get(self, op: str, dims: dict[str, Any], protocol: TimingProtocol, seed: int) -> Session:
-        """The session of a problem, made at the first call. A huge problem drops all other sessions first."""
+        """The session of a problem, made at the first call. A huge problem first drops all but its twin's."""
         found = self._op(op)
         problem = found.problem_of(dims)
         key = (problem.key, seed)
         if key not in self._sessions:
-            if found.floor(problem).bytes > self._huge_share * self._device.memory_bytes:
-                self.clear()
+            if call_bytes(found, problem) > self._huge_share * self._device.memory_bytes:
+                self._keep({problem, twin_of(found, problem)})
             while len(self._sessions) >= _MOST_SESSIONS or (self._sessions and self._is_full()):
                 self._sessions.popitem(last=False)
             self._sessions[key] = Session(found, problem, self._device, protocol, seed)
@@ -274,6 +278,21 @@ class Sessions:
     def _is_full(self) -> bool:
         held = sum(session.nbytes for session in self._sessions.values())
         return held > max(_CACHE_SHARE, _BOUNDS_SHARE) * self._device.memory_bytes
+
+    def keep_only(self, problem: Problem) -> bool:
+        """Drop the sessions of other problems, but for its twin's; True if there was one."""
+        return self._keep({problem, twin_of(self._op(problem.op), problem)})
+
+    def _keep(self, problems: Set[Problem | None]) -> bool:
+        """Drop all sessions but those of ``problems`` and of what they are the twin of; True if there was one."""
+        others = [
+            key
+            for key, session in self._sessions.items()
+            if session.problem not in problems and session.twin not in problems - {None}
+        ]
+        for key in others:
+            del self._sessions[key]
+        return bool(others)
 
     def drop(self, problem: Problem) -> None:
         """Forget one problem's tensors, e.g. because a candidate may have written to them."""

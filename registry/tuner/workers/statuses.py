@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 from ...errors import CompileError, OutOfResourcesError, RegistryError, UnsupportedError
 from ...faults.device_faults import out_of_memory
 from ...faults.host_faults import host_fault
 from ..verify.verdicts import WrongError
 
+_OTHERS = re.compile(r" Including non-PyTorch memory.*", re.DOTALL)
+"""What torch adds to an error about GPU memory: a sentence for each process on the GPU, and advice about settings."""
+
 
 def status_of(fault: BaseException) -> tuple[str, str]:
     """The status and the message of a fault."""
     message = fault.message if isinstance(fault, RegistryError | WrongError) else f"{type(fault).__name__}: {fault}"
+    message = _OTHERS.sub("", message)
     if isinstance(fault, WrongError):
         return fault.status, message
     return _status(fault), message[:2000]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 
@@ -53,17 +54,33 @@ class Worker:
 
     def trial(self, job: TrialJob, announce: Announce) -> Outcome:
         """The outcome of a trial: verify the candidate, time it, verify the timed outputs."""
-        steps = Steps(announce)
+        return self._answered(job, Steps(announce), self._trial)
+
+    def _answered(self, job: _Job, steps: Steps, answer: Callable[[_Job, Steps], Outcome]) -> Outcome:
+        """The outcome of a job; if memory was short while other problems held some, that of a second try without it."""
+        outcome = self._outcome(job, steps, answer)
+        # only here does no traceback hold the tensors any more
+        if outcome.status == "out_of_memory" and self._make_room(self._catalog.op(job.op).problem_of(job.dims)):
+            outcome = self._outcome(job, steps, answer)
+        if outcome.status != "ok":
+            self.start_afresh(job, outcome)
+        return steps.recorded(outcome)
+
+    def _outcome(self, job: _Job, steps: Steps, answer: Callable[[_Job, Steps], Outcome]) -> Outcome:
         try:
-            outcome = self._trial(job, steps)
+            outcome = answer(job, steps)
         except BaseException as fault:  # any fault of a stranger's code, SystemExit too, is the candidate's outcome
             outcome = Outcome(*status_of(fault))
         if breach := self.trust.breach():
-            outcome = Outcome("error", breach)
-        if outcome.status != "ok":
-            # only here does no traceback hold the tensors any more
-            self.start_afresh(job, outcome)
-        return steps.recorded(outcome)
+            return Outcome("error", breach)
+        return outcome
+
+    def _make_room(self, problem: Problem) -> bool:
+        """Drop what is held of other problems; True if there was anything."""
+        others, probes = self._sessions.keep_only(problem), self._probes.forget()
+        if others or probes:
+            self._release()
+        return others or probes
 
     def _trial(self, job: TrialJob, announce: Steps) -> Outcome:
         announce("load")
@@ -143,16 +160,7 @@ class Worker:
 
     def verification(self, job: VerificationJob, announce: Announce) -> Outcome:
         """Whether a candidate is right on a problem and all its probes; it is not timed."""
-        steps = Steps(announce)
-        try:
-            outcome = self._verification(job, steps)
-        except BaseException as fault:  # as in trial
-            outcome = Outcome(*status_of(fault))
-        if breach := self.trust.breach():
-            outcome = Outcome("error", breach)
-        if outcome.status != "ok":
-            self.start_afresh(job, outcome)
-        return steps.recorded(outcome)
+        return self._answered(job, Steps(announce), self._verification)
 
     def _verification(self, job: VerificationJob, announce: Steps) -> Outcome:
         announce("load")
@@ -180,14 +188,27 @@ class Worker:
         faults = [""] * len(job.entrants)
         for place, entrant in enumerate(job.entrants):
             announce("load")
-            try:
-                entries[place] = self._entry(entrant, session, protocol, judged=job.verify)
-            except BaseException as fault:  # as in trial: one entrant's fault is not the block's
-                faults[place] = ": ".join(status_of(fault))
+            found = self._entry_or_fault(entrant, session, protocol, judged=job.verify)
+            if isinstance(found, str):
+                faults[place] = found
+            else:
+                entries[place] = found
             if breach := self.trust.breach():
                 entries.pop(place, None)
                 faults[place] = f"error: {breach}"
         return entries, faults
+
+    def _entry_or_fault(
+        self, entrant: Entrant, session: Session, protocol: TimingProtocol, *, judged: bool
+    ) -> _Entry | str:
+        """The entrant ready to be timed, else its fault; tried again if other problems held memory that was short."""
+        while True:
+            try:
+                return self._entry(entrant, session, protocol, judged=judged)
+            except BaseException as fault:  # as in trial: one entrant's fault is not the block's
+                status, message = status_of(fault)
+            if status != "out_of_memory" or not self._make_room(session.problem):
+                return f"{status}: {message}"
 
     def _entry(self, entrant: Entrant, session: Session, protocol: TimingProtocol, *, judged: bool) -> _Entry:
         if entrant.role == "floor":
@@ -255,6 +276,10 @@ class Worker:
             return
         self._sessions.clear()
         self._probes.forget()
+        self._release()
+
+    def _release(self) -> None:
+        """Give the memory of tensors that were dropped back to the device."""
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -264,6 +289,9 @@ class Worker:
         for each in (problem, twin_of(self._catalog.op(problem.op), problem)):
             if each is not None:
                 self._sessions.drop(each)
+
+
+_Job = TypeVar("_Job", TrialJob, VerificationJob)
 
 
 @dataclass(frozen=True)

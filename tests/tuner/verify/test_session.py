@@ -15,7 +15,7 @@ from registry.discovery.catalog import Catalog
 from registry.errors import InvalidDefinitionError
 from registry.problem import Problem
 from registry.tuner.measure.protocol import TimingProtocol
-from registry.tuner.verify.session import Session
+from registry.tuner.verify.session import Session, Sessions
 
 CPU = Device.of("cpu")
 SIZE = 12_345
@@ -56,3 +56,35 @@ def test_an_op_whose_examples_all_fail_is_tuned_if_it_tells_right_from_nothing()
     session = session_of(registered(rtol=1e-3))
     case = session.case(session.timed_kind)
     assert session.judge(case, (torch.square(case.values[0]),)) == ""
+
+
+EMBEDDING = {"rows": 8, "cols": 256, "vocabulary": 4096, "dtype": "float32", "frequency": "skewed"}
+TABLE_BYTES = 256 * 4096 * 4
+
+
+def sessions_of(memory_bytes: int) -> Sessions:
+    device = replace(CPU, memory_bytes=memory_bytes)
+    return Sessions(Catalog(entry_points=()).op, device)
+
+
+def squares(sessions: Sessions, count: int) -> list[Session]:
+    protocol = TimingProtocol.of(CPU)
+    return [sessions.get("square", {"n": 1000 + size, "dtype": "float32"}, protocol, 7) for size in range(count)]
+
+
+def test_a_problem_is_huge_by_all_that_a_call_holds_not_by_what_it_must_read() -> None:
+    """An embedding of a few rows reads little of its table, which is in memory all the same."""
+    protocol = TimingProtocol.of(CPU)
+    for memory, dropped in ((TABLE_BYTES * 40, True), (TABLE_BYTES * 60, False)):
+        sessions = sessions_of(memory)
+        (small,) = squares(sessions, 1)
+        sessions.get("embedding", EMBEDDING, protocol, 7)
+        assert (squares(sessions, 1)[0] is not small) is dropped
+
+
+def test_the_rotating_copies_count_as_held() -> None:
+    (session,) = squares(sessions_of(1 << 40), 1)
+    before = session.nbytes
+    assert session.nbytes - before == 0
+    assert session.rotation.nbytes > 0
+    assert session.nbytes >= before + session.rotation.nbytes

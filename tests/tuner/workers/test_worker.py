@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
 from registry.artifact import Built
 from registry.device import Device
@@ -13,7 +14,7 @@ from registry.discovery.catalog import Catalog
 from registry.implementation import Implementation, Run
 from registry.problem import Problem, Value
 from registry.space import Config, Space
-from registry.tuner.jobs import PROBED, Entrant, Outcome, TrialJob, VerificationJob
+from registry.tuner.jobs import PROBED, BlockJob, Entrant, Outcome, TrialJob, VerificationJob
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.workers.worker import Worker
 
@@ -85,3 +86,73 @@ def test_a_verification_meets_them_and_takes_no_time(worker: Worker) -> None:
     found = verification(worker, right_elsewhere=False)
     assert (found.status, found.median_us) == ("wrong_result", None)
     assert verification(worker, right_elsewhere=False, of_own_size=True).status == "ok"
+
+
+class ShortOfMemory(Implementation):
+    """Squares; the first ``lacking`` launches of it find no memory, as torch says it on a GPU of several processes."""
+
+    op, name = "square", "test.short_of_memory"
+    device_types = frozenset({"cpu"})
+    lacking = 0
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Any, arguments: Any, _scratch: Any) -> None:
+            if self.lacking:
+                self.lacking -= 1
+                raise torch.OutOfMemoryError(TOLD_BY_TORCH)
+            torch.square(arguments[0], out=outputs[0])
+
+        return run
+
+
+TOLD_BY_TORCH = (
+    "CUDA out of memory. Tried to allocate 7.83 GiB. GPU 0 has a total capacity of 139.80 GiB of which 4.49 GiB is"
+    " free. Including non-PyTorch memory, this process has 128.67 GiB memory in use. Process 915 has 612.00 MiB memory"
+    " in use. Of the allocated memory 86.96 GiB is allocated by PyTorch. See documentation for Memory Management"
+)
+
+
+@pytest.fixture
+def short(catalog: Catalog) -> ShortOfMemory:
+    implementation = ShortOfMemory()
+    catalog.register(implementation)
+    return implementation
+
+
+def short_trial(worker: Worker, n: int) -> Outcome:
+    job = TrialJob(1, "square", {"n": n, "dtype": "float32"}, Entrant("test.short_of_memory", {}), PROTOCOL, 0)
+    return worker.trial(job, lambda step: None)
+
+
+def test_memory_that_other_problems_held_is_freed_and_the_trial_made_again(
+    worker: Worker, short: ShortOfMemory
+) -> None:
+    assert short_trial(worker, N + 1).status == "ok"
+    short.lacking = 1
+    assert short_trial(worker, N).status == "ok"
+    short.lacking = 1000
+    found = short_trial(worker, N)
+    assert found.status == "out_of_memory"
+    # the second try finds nothing else to free
+    assert short.lacking >= 998
+
+
+def test_a_candidate_that_lacks_memory_alone_fails_with_what_torch_says_of_it_alone(
+    worker: Worker, short: ShortOfMemory
+) -> None:
+    short.lacking = 1
+    found = short_trial(worker, N)
+    assert (found.status, short.lacking) == ("out_of_memory", 0)
+    assert found.message.endswith("of which 4.49 GiB is free.")
+    assert short_trial(worker, N).status == "ok"
+
+
+def test_an_entrant_of_the_finals_is_given_the_memory_of_other_problems_too(
+    worker: Worker, short: ShortOfMemory
+) -> None:
+    job = BlockJob(1, "square", DIMS, (Entrant("test.short_of_memory", {}),), PROTOCOL, 0, 1)
+    short.lacking = 1
+    assert worker.block(job, lambda step: None).faults[0].startswith("out_of_memory")
+    assert short_trial(worker, N + 1).status == "ok"
+    short.lacking = 1
+    assert worker.block(job, lambda step: None).faults == ("",)
