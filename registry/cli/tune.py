@@ -97,6 +97,7 @@ Storage = Annotated[
 def tune(  # noqa: PLR0913, PLR0917  (an option each)
     shapes: of_model.ShapesFile = None,
     model: of_model.ModelName = None,
+    from_misses: of_model.FromMisses = False,
     batch: of_model.Batches = None,
     context: of_model.Contexts = None,
     model_dtype: of_model.ModelDtype = None,
@@ -134,7 +135,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     told_model = of_model.ModelOptions(
         model, batch, context, model_dtype, tensor_parallel, quantize, group_size, page, training, save_shapes
     )
-    check_source(shapes, told_model)
+    check_source(shapes, told_model, misses=from_misses)
     ops, names = split("--op", op), split("--implementations", implementations)
     from ..tuner.processes import spawning
     from ..tuner.workers import preloading
@@ -142,7 +143,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     # the processes of the run import torch while this one reads the file
     with spawning.kept(preloading.ENTRY, now=not dry_run):
         there, catalog = _devices(device), catalog_with(plugin)
-        told, notes = told_shapes(shapes, told_model, catalog, ops)
+        told, notes = told_shapes(shapes, told_model, catalog, ops, there[0])
         if dry_run:
             _show_plan(told, catalog, there, names, notes, every=all_sizes, json=json)
             return

@@ -25,6 +25,14 @@ ModelName = Annotated[
         "meta-llama/Llama-3.1-8B. No weights are needed.",
     ),
 ]  # fmt: skip
+FromMisses = Annotated[
+    bool,
+    typer.Option(
+        "--from-misses",
+        help="The problems that calls met without a winner of their own, as counted in the file of "
+        "KERNEL_REGISTRY_MISSES, the heaviest first; with --time-limit only so many of them.",
+    ),
+]
 Batches = Annotated[
     list[str] | None,
     typer.Option("--batch", metavar="N", help=f"With --model: sequences at once. {SEVERAL} Default: 1 and 16."),

@@ -11,16 +11,24 @@ from .options import ModelOptions, sizes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...device import Device
     from ...discovery.catalog import Catalog
     from ...tuner.models.step import Workload
     from ...tuner.shapes.shapes import Shapes
 
 
-def check_source(shapes: Path | None, model: ModelOptions) -> None:
+_TOLD = 5
+"""The heaviest missed problems that are told."""
+
+
+def check_source(shapes: Path | None, model: ModelOptions, *, misses: bool) -> None:
     """Raise RegistryError unless exactly one source of problems was given, and no option of another."""
-    given = [name for name, value in {"--shapes": shapes, "--model": model.model}.items() if value is not None]
+    sources = {"--shapes": shapes, "--model": model.model, "--from-misses": misses or None}
+    given = [name for name, value in sources.items() if value is not None]
     if not given:
-        raise RegistryError("no problems: expected --shapes FILE or --model NAME", hint="see tune --help")
+        raise RegistryError(
+            "no problems: expected --shapes FILE, --model NAME or --from-misses", hint="see tune --help"
+        )
     if len(given) > 1:
         raise RegistryError(
             f"{' and '.join(given)} were given", hint="expected one source of problems: leave others out"
@@ -30,21 +38,42 @@ def check_source(shapes: Path | None, model: ModelOptions) -> None:
 
 
 def told_shapes(
-    shapes: Path | None, model: ModelOptions, catalog: Catalog, ops: Sequence[str]
+    shapes: Path | None, model: ModelOptions, catalog: Catalog, ops: Sequence[str], device: Device
 ) -> tuple[Shapes, tuple[str, ...]]:
-    """The problems to tune, and notes on what of a model they leave out. ``ops`` keeps only those."""
+    """The problems to tune, and notes on them. ``ops`` keeps only theirs; ``device`` is one that they are tuned on."""
     from ...tuner.shapes.shapes import read_shapes
 
     if shapes is not None:
         return read_shapes(shapes, catalog, ops), ()
-    return _of_model(model, catalog, ops)
+    if model.model is not None:
+        return _of_model(model.model, model, catalog, ops)
+    return _missed(catalog, ops, device)
 
 
-def _of_model(told: ModelOptions, catalog: Catalog, ops: Sequence[str]) -> tuple[Shapes, tuple[str, ...]]:
+def _missed(catalog: Catalog, ops: Sequence[str], device: Device) -> tuple[Shapes, tuple[str, ...]]:
+    """What calls missed, and notes that tell where most of its time is, as estimated."""
+    from ...dispatch.recording.misses import MISSES_VARIABLE, misses_file
+    from ...tuner.planning.weights import weigh_roughly
+    from ...tuner.shapes.shapes import read_shapes
+
+    path = misses_file()
+    if not path.exists():
+        raise RegistryError(
+            f"{path}: no missed calls were counted", hint=f"run a program with {MISSES_VARIABLE}=1, or a path, first"
+        )
+    found = read_shapes(path, catalog, ops)
+    shares = weigh_roughly(found.counts, catalog.op, device)
+    heaviest = sorted(shares.items(), key=lambda pair: -pair[1])[:_TOLD]
+    return found, tuple(
+        f"{problem}: {share:.0%} of the missed time, as estimated; {found.counts[problem]} calls"
+        for problem, share in heaviest
+    )
+
+
+def _of_model(model: str, told: ModelOptions, catalog: Catalog, ops: Sequence[str]) -> tuple[Shapes, tuple[str, ...]]:
     from ...tuner.models.derive import derive, described
     from ...tuner.shapes.written import write_shapes
 
-    assert told.model is not None
     for name, value, least in (("--tensor-parallel", told.tensor_parallel, 1), ("--page", told.page, 0)):
         if value < least:
             raise RegistryError(f"{name} {value}", hint=f"expected a whole number of at least {least}")
@@ -52,7 +81,7 @@ def _of_model(told: ModelOptions, catalog: Catalog, ops: Sequence[str]) -> tuple
     for op in ops:
         if op not in known:
             raise UnknownNameError("op", op, known)
-    decoder = described(told.model, told.tensor_parallel)
+    decoder = described(model, told.tensor_parallel)
     workload = _workload(told, decoder.dtype)
     found = derive(decoder, workload, catalog, ops)
     if told.save is not None:

@@ -12,7 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...contract import COUNT
+from ...device import Device
 from ...errors import RegistryError, ShapesFileError
 from ...paths import write_whole
 from ...problem import Problem, Value, canonical_json
@@ -90,6 +93,12 @@ def add(path: Path, counts: Mapping[Problem, int], left_out: int, place: str, da
         others = [origin for origin in recorded.origins if not origin.startswith(f"{place}, ")]
         recorded.origins = [*others, f"{place}, {date}"]
         write_whole(path, text(recorded, path.name).encode())
+
+
+def place() -> str:
+    """Hardware and torch, ``NVIDIA H200, torch 2.11.0``; a GPU is only initialised if the program has used it."""
+    device = Device.of("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
+    return f"{device.name}, torch {torch.__version__}"
 
 
 def read(path: Path) -> Recorded:
