@@ -77,9 +77,15 @@ class PackedLinear(torch.nn.Module):
         return known
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[..., in_features]`` to ``[..., out_features]``, in the dtype of ``x``, which is that of the scales."""
+        """``[..., in_features]`` to ``[..., out_features]``, in the dtype of ``x``, which is that of the scales.
+
+        Under autocast activations in another dtype are converted to it.
+        """
         # in a trace, tensors of another object are not recognised as the buffers
         weight = self._made() if is_dynamo_compiling() else self.held
+        dtype = weight.scales.dtype
+        if x.dtype != dtype and torch.is_autocast_enabled(x.device.type):
+            x = x.to(dtype)
         bias = self.bias
         if bias is None:
             y = call(self._op, x, weight)

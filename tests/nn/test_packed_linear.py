@@ -53,6 +53,16 @@ def test_it_computes_what_a_linear_of_the_dequantized_weight_computes(bias: bool
     torch.testing.assert_close(packed(x).double(), expected, rtol=2e-2, atol=2e-2)
 
 
+def test_activations_are_converted_under_autocast_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("registry.nn.packed_linear.call", registry.call)
+    packed = PackedLinear.from_linear(linear(), group_size=64)
+    expected = packed(X.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(packed(X), expected)
+    with pytest.raises(InvalidArgumentError, match="a is float32"):
+        packed(X)
+
+
 def test_it_runs_by_the_registry_also_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("registry.nn.packed_linear.call", registry.call)
     packed = PackedLinear.from_linear(linear(), group_size=64).requires_grad_(False)

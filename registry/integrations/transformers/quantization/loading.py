@@ -12,6 +12,7 @@ from .checkpoints import FOREIGN, METHOD, method_of
 from .config import RegistryConfig
 
 _OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
+_OF_THE_MODEL = ("dtype", "torch_dtype", "device_map")
 
 
 def load(path: str | os.PathLike[str], model_class: Any = AutoModelForCausalLM, **kwargs: Any) -> Any:
@@ -23,8 +24,12 @@ def load(path: str | os.PathLike[str], model_class: Any = AutoModelForCausalLM, 
                  the model's dtype; ``dtype="auto"`` is the checkpoint's own
     Raises InvalidArgumentError for a checkpoint that is not quantised, or in a way that cannot be loaded.
     """
-    hub = {name: kwargs[name] for name in _OF_THE_HUB if name in kwargs}
-    config = kwargs.pop("config", None) or AutoConfig.from_pretrained(path, **hub)
+    kept = {name: kwargs.pop(name) for name in (*_OF_THE_HUB, *_OF_THE_MODEL) if name in kwargs}
+    config = kwargs.pop("config", None)
+    if config is None:
+        hub = {name: value for name, value in kept.items() if name in _OF_THE_HUB}
+        # as from_pretrained does, of which settings of the config such as num_labels are arguments, too
+        config, kwargs = AutoConfig.from_pretrained(path, return_unused_kwargs=True, **hub, **kwargs)
     settings = getattr(config, "quantization_config", None)
     if settings is None:
         settings = getattr(config.get_text_config(decoder=True), "quantization_config", None)
@@ -38,4 +43,4 @@ def load(path: str | os.PathLike[str], model_class: Any = AutoModelForCausalLM, 
         )
     if method in FOREIGN:
         config.quantization_config = RegistryConfig.of_checkpoint(settings).to_dict()
-    return model_class.from_pretrained(path, config=config, **kwargs)
+    return model_class.from_pretrained(path, config=config, **kwargs, **kept)

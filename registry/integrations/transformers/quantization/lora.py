@@ -50,12 +50,12 @@ def pack_aware(config: LoraConfig, model: torch.nn.Module | None = None) -> Lora
     return config
 
 
-def _all_linear(model: torch.nn.Module) -> set[str]:
+def _all_linear(model: torch.nn.Module) -> list[str]:
     """Names of all linear layers, packed or not, but the output embeddings: PEFT itself finds nn.Linear only."""
     find = getattr(model, "get_output_embeddings", lambda: None)
     head = find()
-    return {
+    return [
         name
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear | PackedLinear) and module is not head
-    }
+    ]

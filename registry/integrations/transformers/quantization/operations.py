@@ -47,9 +47,10 @@ class PackLinear(LayerOperation):
     """Rounds the weights of linear layers, one at a time."""
 
     def convert(
-        self, input_dict: Mapping[str, Any], *, model: Any = None, missing_keys: set[str] | None = None, **_: Any
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Any]:
         """The tensors of other layers."""
+        model, missing_keys = kwargs["model"], kwargs.get("missing_keys")
         left: dict[str, Any] = {}
         self.record.note_missing(missing_keys)
         for name, given in input_dict.items():
@@ -70,15 +71,10 @@ class ReadPacked(LayerOperation):
     """Makes a layer's PackedWeight from the tensors that a checkpoint has of it."""
 
     def convert(
-        self,
-        input_dict: Mapping[str, Any],
-        *,
-        full_layer_name: str,
-        model: Any = None,
-        missing_keys: set[str] | None = None,
-        **_: Any,
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Any]:
         """Nothing for a packed layer; a weight that is not packed by its full name."""
+        model, missing_keys, full_layer_name = kwargs["model"], kwargs.get("missing_keys"), kwargs["full_layer_name"]
         layer = full_layer_name.removesuffix(".weight")
         tensors = {_name(pattern): _only(given) for pattern, given in input_dict.items()}
         self.record.note_missing(missing_keys)

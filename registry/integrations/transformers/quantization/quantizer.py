@@ -98,6 +98,8 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         _raise_faults(self.record.faults)
         check_complete(model, self.record)
         _tell_of("are held in 8 bits, since gemm_int4 does not take their groups or zero points", self.record.widened)
+        for note in self.record.format.notes:
+            warnings.warn(f"RegistryConfig: {note}", stacklevel=2)
         if self.pre_quantized:
             # they hold for loading alone: what is saved has the names of packed layers
             model._weight_conversions = [each for each in model._weight_conversions if not is_ours(each)]

@@ -64,5 +64,5 @@ def unpack_layers(model: torch.nn.Module, dtype: torch.dtype | None = None) -> N
         with torch.device("meta"):
             linear = torch.nn.Linear(packed.in_features, packed.out_features, packed.bias is not None)
         linear.weight = torch.nn.Parameter(weight)
-        linear.bias = packed.bias
+        linear.register_parameter("bias", packed.bias)
         model.set_submodule(name, linear.to(dtype).train(packed.training))

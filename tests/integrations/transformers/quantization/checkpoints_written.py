@@ -152,7 +152,8 @@ def compressed_tensors(folder: Path, *, bits: int = 4, size: int = 32, kind: str
     }
     settings = {
         "quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": group},
-        "ignore": ["lm_head"], "quantization_status": "compressed", "_bits": bits, "_size": size, "_shuffled": False, "_symmetric": whole,
+        "ignore": ["lm_head"], "quantization_status": "compressed",
+        "_bits": bits, "_size": size, "_shuffled": False, "_symmetric": whole,
     }  # fmt: skip
     if whole:
         return per_row(folder, settings)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from registry.integrations.transformers import RegistryConfig, load
 from registry.nn import ActOrderLinear, PackedLinear
@@ -76,10 +76,23 @@ def test_from_pretrained_takes_a_registry_config_beside_the_checkpoints_own(tmp_
         AutoModelForCausalLM.from_pretrained(folder, quantization_config=RegistryConfig(bits=8))
 
 
-def test_a_model_without_its_head_is_loaded_from_a_checkpoint_with_one(tmp_path: Path) -> None:
+def test_a_scheme_with_quantised_activations_is_loaded_without_them(tmp_path: Path) -> None:
+    folder, dense = compressed_tensors(tmp_path, bits=8, size=64, kind="int-quantized")
+    group = json.loads((folder / "config.json").read_text())["quantization_config"]["config_groups"]["group_0"]
+    activations = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    change_config(folder, config_groups={"group_0": {**group, "input_activations": activations}})
+    with pytest.warns(UserWarning, match="activations are not quantised, as the checkpoint's input_activations say"):
+        model = load(folder)
+    check_weights(model, dense)
+
+
+def test_a_model_without_the_checkpoints_head_is_loaded(tmp_path: Path) -> None:
     folder, dense = gptq(tmp_path)
     model = load(folder, AutoModel)
     check_weights(model, {name.removeprefix("model."): weight for name, weight in dense.items()})
+    model = load(folder, AutoModelForSequenceClassification, num_labels=3, dtype="auto")
+    check_weights(model, dense)
+    assert model.score.weight.shape == (3, 64)
 
 
 def test_scales_are_converted_to_the_models_dtype(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from transformers import AutoModelForCausalLM
 
 from registry import InvalidArgumentError
@@ -79,12 +79,12 @@ def test_all_linear_finds_packed_layers(base: Any) -> None:
     assert adapters == {name.rpartition(".")[2] for name, one in base.named_modules() if isinstance(one, PackedLinear)}
 
 
-def test_adapters_learn_over_act_order_and_under_autocast_and_checkpointing(tmp_path: Path) -> None:
+def test_adapters_learn_over_act_order_under_autocast_and_checkpointing(tmp_path: Path) -> None:
     base = load(gptq(tmp_path, shuffled=True)[0], dtype=torch.bfloat16)
-    model = adapted(base)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.enable_input_require_grads()
-    model.train()
+    # PEFT's preparation: norms and embeddings in float32, checkpointing on
+    options = {"use_reentrant": False}
+    base = prepare_model_for_kbit_training(base, gradient_checkpointing_kwargs=options)
+    model = adapted(base).train()
     with torch.autocast("cpu", torch.bfloat16):
         model(IDS, labels=IDS).loss.backward()
     gradients = [each.grad for name, each in model.named_parameters() if ".lora_B." in name]

@@ -53,8 +53,8 @@ FORMS = [
     {"group_size": 64, "symmetric": True},
     {"group_size": -1},
     {"bits": 8, "group_size": 16},
-    {"bits": 2, "group_size": 32},
-    {"bits": 1, "group_size": 32},
+    pytest.param({"bits": 2, "group_size": 32}, marks=pytest.mark.thorough),
+    pytest.param({"bits": 1, "group_size": 32}, marks=pytest.mark.thorough),
     {"codebook": "nf4", "group_size": 64},
 ]
 

@@ -88,6 +88,8 @@ FILES: list[tuple[Callable[..., Any], Callable[[Tensors], Any], str]] = [
     (gptq, replaced("qweight", lambda x: x.float()), f"{UP}: from_gptq: qweight is float32"),
     (gptq, replaced("g_idx", torch.zeros_like), f"{UP}: PackedWeight: g_idx has 64 elements in group 0"),
     (awq, replaced("qweight", lambda x: x.T.contiguous()), f"{UP}: from_awq: "),
+    (awq, lambda state: state.update({"model.layers.0.mlp.act_fn.scales": torch.ones(128)}),
+     r"mlp\.act_fn\.qweight, model\.layers\.0\.mlp\.act_fn\.qzeros is not in the checkpoint"),
     (compressed_tensors, without("weight_shape"), f"{UP}.weight_shape is not in the checkpoint"),
     (compressed_tensors, replaced("weight_scale", lambda x: x.int()), f"{UP}: from_compressed_tensors: weight_scale"),
     (gptq, lambda state: [state.pop(name) for name in list(state) if name.startswith(UP)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,10 @@ class AwqFormat(LayerFormat):
     @property
     def names(self) -> tuple[str, ...]:
         return ("qweight", "qzeros", "scales")
+
+    def is_packed(self, names: Set[str]) -> bool:
+        # scales alone are AutoAWQ's of an activation function, which would be left out
+        return bool(names)
 
     @property
     def skipped(self) -> tuple[str, ...]:

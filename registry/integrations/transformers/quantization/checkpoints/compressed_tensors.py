@@ -27,6 +27,7 @@ class LayerScheme:
     bits: int
     group_size: int | None
     act_order: bool
+    quantises_activations: bool
 
     @classmethod
     def of(cls, name: str, group: Mapping[str, Any]) -> LayerScheme:
@@ -43,7 +44,9 @@ class LayerScheme:
             choice(what, "format", group["format"], _FORMATS)
         # "group" and True move the columns of a group together at run time; "static" and "weight" do not
         act_order = weights.get("actorder") in ("group", True)
-        return cls(names_list(what, group, "targets"), bits, size if strategy == "group" else None, act_order)
+        activations = group.get("input_activations") is not None
+        size = size if strategy == "group" else None
+        return cls(names_list(what, group, "targets"), bits, size, act_order, activations)
 
     def closeness(self, layer: str) -> int:
         """How closely the targets name a layer: 3 by its name, 2 by a pattern, 1 by the class Linear, 0 not at all."""
@@ -78,6 +81,11 @@ class CompressedTensorsFormat(LayerFormat):
     def names(self) -> tuple[str, ...]:
         packed = ("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
         return (*packed, "weight") if self.has_int8 else packed
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        left_out = any(scheme.quantises_activations for scheme in self.schemes)
+        return ("activations are not quantised, as the checkpoint's input_activations say",) if left_out else ()
 
     @property
     def skipped(self) -> tuple[str, ...]:

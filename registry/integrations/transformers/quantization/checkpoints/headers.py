@@ -39,16 +39,13 @@ class TensorFiles:
         return cls(files)
 
     def layers(self, format_: LayerFormat) -> dict[str, dict[str, Path]]:
-        """Files of the tensors of each packed layer, by the layer's name and the tensor's name in ``format_.names``.
-
-        "weight" alone makes no layer packed.
-        """
+        """Files of the tensors of each packed layer, by the layer's name and the tensor's name in ``format_.names``."""
         found: dict[str, dict[str, Path]] = defaultdict(dict)
         for tensor, file in self.files.items():
             layer, _, name = tensor.rpartition(".")
             if name in format_.names:
                 found[layer][name] = file
-        return {layer: files for layer, files in found.items() if set(files) != {"weight"}}
+        return {layer: files for layer, files in found.items() if format_.is_packed(files.keys())}
 
     def check(self, format_: LayerFormat) -> None:
         """Raise InvalidArgumentError if a packed layer lacks a tensor, naming the tensor and the layer's files."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, ClassVar
 
 import torch
 
 from .....errors import InvalidArgumentError
 from .....packed import PackedWeight
+
+_OWN_NAMES = frozenset({"qweight", "weight_packed", "weight_scale"})
 
 
 class LayerFormat(ABC):
@@ -33,6 +35,18 @@ class LayerFormat(ABC):
 
         Raises InvalidArgumentError for tensors that do not make such a weight.
         """
+
+    def is_packed(self, names: Set[str]) -> bool:
+        """True for a layer that has tensors of these names: any of a packed weight's own, or several of the others.
+
+        Other modules, too, may have parameters named "scales" or "order".
+        """
+        return bool(names & _OWN_NAMES) or len(names - {"weight"}) > 1
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What of the checkpoint's settings is left out, as sentences for a warning."""
+        return ()
 
     @property
     def skipped(self) -> tuple[str, ...]:
