@@ -129,7 +129,7 @@ def _join(layers: list[Linear], names: list[str], report: Report) -> None:
         report.add("linear layers of one input as one product", names[place])
 
 
-def _replace_attention(model: torch.nn.Module, report: Report) -> None:
+def _replace_attention(model: Any, report: Report) -> None:
     config = getattr(model, "config", None)
     now = getattr(config, "_attn_implementation", None)
     if now is None or not hasattr(model, "set_attn_implementation"):
@@ -149,7 +149,7 @@ def _replace_attention(model: torch.nn.Module, report: Report) -> None:
     report.add(f"attention ({now} before)", type(model).__name__)
 
 
-def _replace_loss(model: torch.nn.Module, report: Report) -> None:
+def _replace_loss(model: Any, report: Report) -> None:
     """Replace the loss of a causal language model, by transformers' property for it."""
     if "loss_function" not in dir(type(model)) or "_loss_function" in model.__dict__:
         return

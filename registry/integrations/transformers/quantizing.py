@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -57,7 +57,8 @@ def pack_linears(model: torch.nn.Module, how: Quantized, *, lm_head: bool, repor
                 " bfloat16",
                 hint='model.to(torch.bfloat16), or quantize="nf4" or "int8"',
             )
-    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    found: Any = getattr(model, "get_output_embeddings", lambda: None)
+    output = found()
     config = RegistryConfig(bits=how.bits, codebook=how.codebook, group_size=how.group_size, symmetric=how.symmetric)
     packed = False
     for name, linear in layers:

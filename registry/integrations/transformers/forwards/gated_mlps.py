@@ -77,7 +77,7 @@ def replace_gated(module: torch.nn.Module, group: LinearGroup | None) -> str | N
         return "its activation function is neither silu nor gelu"
     made: Any = GatedForward if group is not None else JointGatedForward
     before = type(module).forward
-    like, cols = _like(module, group, joint)
+    like, cols = _like(group, joint)
     own = before.__get__(module)
     swap(module, made, kind=kind, **({} if group is None else {"gate_up": group}))
     told = disagreement(own, module.forward, cols, like)
@@ -86,7 +86,7 @@ def replace_gated(module: torch.nn.Module, group: LinearGroup | None) -> str | N
     return told
 
 
-def _like(module: torch.nn.Module, group: LinearGroup | None, joint: Linear | None) -> tuple[torch.Tensor, int]:
+def _like(group: LinearGroup | None, joint: Linear | None) -> tuple[torch.Tensor, int]:
     """A tensor with the dtype and device of the activations, and their columns."""
     layer = group.layers[0] if group is not None else joint
     assert layer is not None

@@ -113,7 +113,7 @@ class LinearGroup:
             return packed if self._bias is None else packed + self._bias
         if torch.is_autocast_enabled(x.device.type):
             return None
-        if torch.is_grad_enabled() and any(layer.weight.requires_grad for layer in self.layers):
+        if torch.is_grad_enabled() and any(_main(layer).requires_grad for layer in self.layers):
             return None
         dense: torch.Tensor = call("linear", x, weight, self._bias)
         return dense
@@ -137,11 +137,11 @@ class LinearGroup:
         self._weight = self._bias = self._waiting = None
         self._is_joined, layers = True, self.layers
         if all(isinstance(layer, torch.nn.Linear) for layer in layers):
-            weights = [layer.weight for layer in layers]
+            weights = [*map(_main, layers)]
             if _alike(weights):
                 self._weight = _joined([weight.data for weight in weights], 0)
-                for layer, part in zip(layers, self._weight.split(self.sizes), strict=True):
-                    layer.weight.data = part
+                for weight, part in zip(weights, self._weight.split(self.sizes), strict=True):
+                    weight.data = part
         elif all(isinstance(layer, PackedLinear) for layer in layers):
             self._weight = _joined_packed(layers)  # type: ignore[arg-type]
         biases = [layer.bias for layer in layers]
