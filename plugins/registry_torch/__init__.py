@@ -158,6 +158,14 @@ def gemm_nf4_implementations() -> Iterable[Implementation]:
     return _packed_gemm("gemm_nf4")
 
 
+@implements("gemm_int4_backward")
+def gemm_int4_backward_implementations() -> Iterable[Implementation]:
+    """Dequantise and multiply by the transposed weight, plain and compiled by Inductor."""
+    from .int4_backward import CompiledInt4Gradient, DequantizedInt4Gradient
+
+    return [DequantizedInt4Gradient(), CompiledInt4Gradient()]
+
+
 @implements("gemm_int8_backward")
 def gemm_int8_backward_implementations() -> Iterable[Implementation]:
     """Dequantise and multiply by the transposed weight, plain and compiled by Inductor."""

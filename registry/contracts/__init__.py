@@ -19,7 +19,7 @@ from .decoder import (
 )
 from .elementwise import GELU, SQUARE, VECTOR_ADD
 from .elementwise_backward import GELU_BACKWARD, SQUARE_BACKWARD
-from .gemm_int4 import GEMM_INT4
+from .gemm_int4 import GEMM_INT4, GEMM_INT4_BACKWARD
 from .gemm_sparse24 import GEMM_SPARSE24, GEMM_SPARSE24_BACKWARD
 from .grouped import (
     GROUPED_GEMM,
@@ -87,6 +87,7 @@ BOX: tuple[Op, ...] = (
     LINEAR_BACKWARD,
     GROUPED_GEMM_BACKWARD,
     GROUPED_GEMM_INT4_BACKWARD,
+    GEMM_INT4_BACKWARD,
     GEMM_INT8_BACKWARD,
     GEMM_INT2_BACKWARD,
     GEMM_INT1_BACKWARD,
@@ -121,6 +122,7 @@ __all__ = [
     "GEMM_INT2",
     "GEMM_INT2_BACKWARD",
     "GEMM_INT4",
+    "GEMM_INT4_BACKWARD",
     "GEMM_INT8",
     "GEMM_INT8_BACKWARD",
     "GEMM_NF4",

@@ -1,4 +1,4 @@
-"""gemm_int4: activations in half precision times a weight of 4 bits.
+"""gemm_int4: activations in half precision times a weight of 4 bits, and the gradient by the activations.
 
 Activations in float8 or int8 need scales, which this schema does not have: they have other ops.
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-from ..contract import Floor, Op, Packed, RowMajor, Tolerance
+from ..contract import Backward, Floor, Op, Packed, RowMajor, Tolerance
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..packed import LAYOUT, PackedWeight, check_parts, column_pieces, dequantized, words
-from ..problem import Arguments, Problem, Value, dtype_name
+from ..problem import Arguments, Problem, TensorSpec, Value, dtype_name
 from ..tracing import refuse
 from . import fills
 from .checks import HALVES, float_dtype, float_tensor, positive, shape_text
@@ -50,6 +51,26 @@ def gemm_int4_reference(
     return torch.cat(pieces, dim=-1).contiguous()
 
 
+def gemm_int4_backward_reference(
+    grad_y: torch.Tensor,
+    qweight: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    bits: int,  # noqa: ARG001
+    group_size: int,
+    k: int,
+    layout: str,  # noqa: ARG001
+) -> torch.Tensor:
+    """``grad_y @ W.T``, ``[..., N]`` to ``[..., K]``: weights and products in at least float32, rounded once."""
+    accumulator = torch.promote_types(grad_y.dtype, torch.float32)
+    grad_a, begin = grad_y.new_zeros((*grad_y.shape[:-1], k), dtype=accumulator), 0
+    for packed, scale, zero in column_pieces(qweight, scales, zeros):
+        end = begin + packed.shape[1]
+        grad_a += grad_y[..., begin:end].to(accumulator) @ dequantized(packed, scale, zero, group_size, accumulator).T
+        begin = end
+    return grad_a.to(grad_y.dtype)
+
+
 def _flatten(*args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """A call ``(a, w)`` as the schema's arguments; a call with the schema's arguments is unchanged."""
     if len(args) == 2 and not attributes and type(args[1]) is PackedWeight:
@@ -78,7 +99,28 @@ def _in_schema_order(a: Any, w: PackedWeight) -> tuple[Any, ...]:
 
 
 def _problem(arguments: Arguments) -> Mapping[str, Value]:
-    a = float_tensor(arguments, "a", HALVES)
+    a, dims = _dims_beside(arguments, "a")
+    if not a.shape or a.shape[-1] != dims["k"]:
+        raise InvalidArgumentError(
+            f"{arguments.op}: a has shape {shape_text(a.shape)} but w has K={dims['k']}",
+            hint=f"expected a of shape [..., {dims['k']}]",
+        )
+    return {"m": math.prod(a.shape[:-1]), **dims}
+
+
+def _backward_problem(arguments: Arguments) -> Mapping[str, Value]:
+    grad_y, dims = _dims_beside(arguments, "grad_y")
+    if not grad_y.shape or grad_y.shape[-1] != dims["n"]:
+        raise InvalidArgumentError(
+            f"{arguments.op}: grad_y has shape {shape_text(grad_y.shape)} but w has N={dims['n']}",
+            hint=f"expected grad_y of shape [..., {dims['n']}]",
+        )
+    return {"m": math.prod(grad_y.shape[:-1]), **dims}
+
+
+def _dims_beside(arguments: Arguments, name: str) -> tuple[TensorSpec, dict[str, Value]]:
+    """The argument ``name``, and the dimensions by the weight, whose scales must have the argument's dtype."""
+    like = float_tensor(arguments, name, HALVES)
     qweight, scales = arguments.tensor("qweight"), arguments.tensor("scales")
     zeros = arguments.optional_tensor("zeros")
     k, group_size, bits = arguments.integer("k"), arguments.integer("group_size"), arguments.integer("bits")
@@ -92,24 +134,21 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
             f"{arguments.op}: zeros is {dtype_name(zeros.dtype)}, so any numbers, but only integers are supported",
             hint=f"expected {dtype_name(scales.dtype)}, the scales' dtype",
         )
-    if not a.shape or a.shape[-1] != k:
+    if scales.dtype != like.dtype:
         raise InvalidArgumentError(
-            f"{arguments.op}: a has shape {shape_text(a.shape)} but w has K={k}", hint=f"expected a of shape [..., {k}]"
+            f"{arguments.op}: {name} is {dtype_name(like.dtype)} but the scales of w are {dtype_name(scales.dtype)}",
+            hint=f"use w.to(dtype=torch.{dtype_name(like.dtype)})",
         )
-    if scales.dtype != a.dtype:
-        raise InvalidArgumentError(
-            f"{arguments.op}: a is {dtype_name(a.dtype)} but the scales of w are {dtype_name(scales.dtype)}",
-            hint=f"use w.to(dtype=torch.{dtype_name(a.dtype)})",
-        )
-    dims: dict[str, Value] = {"m": math.prod(a.shape[:-1]), "n": n, "k": k, "group_size": group_size, "bits": bits}
-    return dims | {"dtype": dtype_name(a.dtype), "symmetric": zeros is None}
+    dims: dict[str, Value] = {"n": n, "k": k, "group_size": group_size, "bits": bits}
+    return like, dims | {"dtype": dtype_name(like.dtype), "symmetric": zeros is None}
 
 
-def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+def _inputs(problem: Problem, kind: str, generator: torch.Generator, *, backward: bool = False) -> tuple[Any, ...]:
     _check(problem)
-    a = _activations(problem, kind, generator)
+    summed = problem.n if backward else problem.k
+    a = _activations((problem.m, summed), problem.torch_dtype, kind, generator)
     qweight = _words(problem, kind, generator)
-    scales, zeros = _groups(problem, kind, generator)
+    scales, zeros = _groups(problem, kind, generator, summed)
     if kind == "groups":
         # makes its whole row NaN. No infinity: it is one or NaN by whether a weight is rounded to zero
         fills.plant_in_rows(a, (torch.nan,), generator)
@@ -117,16 +156,15 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     return a, qweight, scales, given, problem.bits, problem.group_size, problem.k, LAYOUT
 
 
-def _activations(problem: Problem, kind: str, generator: torch.Generator) -> torch.Tensor:
-    shape, dtype = (problem.m, problem.k), problem.torch_dtype
+def _activations(shape: tuple[int, int], dtype: torch.dtype, kind: str, generator: torch.Generator) -> torch.Tensor:
     if kind == "constant":
         return fills.constant(shape, dtype, generator, 0.5)
     a = fills.normal(shape, dtype, generator)
     if kind == "outliers":
         return fills.plant_outliers(a, 60.0, generator)
     if kind == "spike_last":
-        # the last element of K weighs 64 times as much as all the others together
-        a[:, -1:] = 8.0 * math.sqrt(problem.k)
+        # the last element that is summed over weighs 64 times as much as all the others together
+        a[:, -1:] = 8.0 * math.sqrt(shape[1])
     return a
 
 
@@ -138,11 +176,11 @@ def _words(problem: Problem, kind: str, generator: torch.Generator) -> torch.Ten
     return torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=device, generator=generator)
 
 
-def _groups(problem: Problem, kind: str, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def _groups(problem: Problem, kind: str, generator: torch.Generator, summed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Scales for outputs of about 1, and zero points. Neighbouring groups and columns always differ."""
     shape, dtype = (problem.k // problem.group_size, problem.n), problem.torch_dtype
     device = generator.device
-    unit = 1 / (4.6 * math.sqrt(problem.k))
+    unit = 1 / (4.6 * math.sqrt(summed))
     if kind == "constant":
         return fills.constant(shape, dtype, generator, unit), fills.constant(shape, dtype, generator, 7.0)
     scales = torch.rand(shape, dtype=dtype, device=device, generator=generator).add_(0.5).mul_(unit)
@@ -168,7 +206,8 @@ def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     errs by 0.4 to 0.8 roundings of the row's rms: 5 in the worst of 200 million outputs.
     """
     rms = reference.square().mean(-1, keepdim=True).sqrt_()
-    return reference.abs() + rms * (4 + fp32_weight(problem) * math.sqrt(problem.k))
+    summed = problem.n if problem.op.endswith("_backward") else problem.k
+    return reference.abs() + rms * (4 + fp32_weight(problem) * math.sqrt(summed))
 
 
 def _check(problem: Problem) -> None:
@@ -216,26 +255,38 @@ def _examples() -> tuple[dict[str, Value], ...]:
 
 _PARTS = {name: name for name in ("qweight", "scales", "zeros", "bits", "group_size", "layout")} | {"k": "shape[1]"}
 
+_SHARED: dict[str, Any] = {
+    "version": 1,
+    "floor": _floor,
+    "tolerance": Tolerance(rtol=units(float32=2.0, half=1.5), atol=underflow(), scale=_scale),
+    "static": frozenset({"n", "k", "group_size", "bits", "dtype"}),
+    "choices": {"symmetric": (False, True)},
+    "dynamic": frozenset({"m"}),
+    "kinds": KINDS,
+    "examples": _examples(),
+    "check": _check,
+    "weights": frozenset({"qweight", "scales", "zeros"}),
+}
+_WEIGHT = "Tensor qweight, Tensor scales, Tensor? zeros, int bits, int group_size, int k, str layout"
+
 GEMM_INT4 = Op(
     name="gemm_int4",
-    schema=(
-        "gemm_int4(Tensor a, Tensor qweight, Tensor scales, Tensor? zeros, int bits, int group_size, int k, "
-        "str layout) -> Tensor y"
-    ),
-    version=1,
+    schema=f"gemm_int4(Tensor a, {_WEIGHT}) -> Tensor y",
     reference=gemm_int4_reference,
     fake=RowMajor(lambda a, qweight, *_: [((*a.shape[:-1], qweight.shape[1]), a.dtype)]),
     problem=_problem,
     inputs=_inputs,
-    floor=_floor,
-    tolerance=Tolerance(rtol=units(float32=2.0, half=1.5), atol=underflow(), scale=_scale),
-    static=frozenset({"n", "k", "group_size", "bits", "dtype"}),
-    choices={"symmetric": (False, True)},
-    dynamic=frozenset({"m"}),
-    kinds=KINDS,
-    examples=_examples(),
-    check=_check,
     flatten=_flatten,
     packed=Packed("w", PackedWeight, _PARTS),
-    weights=frozenset({"qweight", "scales", "zeros"}),
+    backward=Backward("gemm_int4_backward", ("qweight", "scales", "zeros")),
+    **_SHARED,
+)
+GEMM_INT4_BACKWARD = Op(
+    name="gemm_int4_backward",
+    schema=f"gemm_int4_backward(Tensor grad_y, {_WEIGHT}) -> Tensor grad_a",
+    reference=gemm_int4_backward_reference,
+    fake=RowMajor(lambda grad_y, *rest: [((*grad_y.shape[:-1], rest[-2]), grad_y.dtype)]),
+    problem=_backward_problem,
+    inputs=partial(_inputs, backward=True),
+    **_SHARED,
 )

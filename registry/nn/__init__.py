@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .act_order_linear import ActOrderLinear
 from .packed_linear import PackedLinear
 
-__all__ = ["PackedLinear"]
+__all__ = ["ActOrderLinear", "PackedLinear"]

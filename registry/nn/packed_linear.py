@@ -64,6 +64,11 @@ class PackedLinear(torch.nn.Module):
     @property
     def weight(self) -> PackedWeight:
         """The packed weight, which shares the module's tensors."""
+        return self.held
+
+    @property
+    def held(self) -> PackedWeight:
+        """The packed weight as it stands in the module's tensors, which is what ``forward`` multiplies by."""
         own = self._buffers
         known = self._known
         # tensors that .to, load_state_dict(assign=True) or functional_call have set are checked once
@@ -74,7 +79,7 @@ class PackedLinear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in_features]`` to ``[..., out_features]``, in the dtype of ``x``, which is that of the scales."""
         # in a trace, tensors of another object are not recognised as the buffers
-        weight = self._made() if is_dynamo_compiling() else self.weight
+        weight = self._made() if is_dynamo_compiling() else self.held
         bias = self.bias
         if bias is None:
             y = call(self._op, x, weight)
@@ -150,7 +155,7 @@ class PackedLinear(torch.nn.Module):
         if errors:
             return
         try:
-            weight = self.weight
+            weight = self.held
         except InvalidArgumentError as fault:
             errors.append(f"{prefix.rstrip('.') or 'PackedLinear'}: {fault}")
             return

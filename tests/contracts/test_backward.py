@@ -164,7 +164,10 @@ def test_what_a_gradient_needs_saved() -> None:
         ("linear", "linear_backward"),
         ("grouped_gemm", "grouped_gemm_backward"),
         ("grouped_gemm_int4", "grouped_gemm_int4_backward"),
-        *((name, f"{name}_backward") for name in ("gemm_int8", "gemm_int2", "gemm_int1", "gemm_nf4", "gemm_sparse24")),
+        *(
+            (name, f"{name}_backward")
+            for name in ("gemm_int4", "gemm_int8", "gemm_int2", "gemm_int1", "gemm_nf4", "gemm_sparse24")
+        ),
         ("quantize_per_token", None),
         ("scaled_mm", None),
         ("silu_and_mul", "silu_and_mul_backward"),

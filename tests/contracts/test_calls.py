@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+import registry
 from registry.contract import Op
-from registry.contracts import BOX, GELU, GEMM_INT4, RMS_NORM, SOFTMAX, SQUARE, VECTOR_ADD
+from registry.contracts import BOX, GELU, GEMM_INT4, GEMM_INT4_BACKWARD, RMS_NORM, SOFTMAX, SQUARE, VECTOR_ADD
 from registry.errors import InvalidArgumentError, RegistryError
 from registry.packed import quantize
 from registry.problem import Problem, Value
@@ -163,6 +164,24 @@ def test_gemm_int4_in_column_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch)
     whole = computed(GEMM_INT4, a, w)
     monkeypatch.setattr("registry.packed.layout.CHUNK", 256 * 8)
     torch.testing.assert_close(computed(GEMM_INT4, a, w), whole)
+
+
+def test_a_gradient_goes_through_the_frozen_weight_of_gemm_int4(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = packed(37, 256)
+    dense = w.dequantize().double()
+    for chunk in (2**24, 256 * 8):  # in one piece, and in pieces of columns
+        monkeypatch.setattr("registry.packed.layout.CHUNK", chunk)
+        a, grad_y = torch.randn(2, 3, 256).half().requires_grad_(), torch.randn(2, 3, 37).half()
+        y = registry.call("gemm_int4", a, w)
+        assert isinstance(y, torch.Tensor)
+        y.backward(grad_y)
+        assert a.grad is not None
+        expected = grad_y.double() @ dense
+        assert (a.grad.double() - expected).abs().max() < 8 * 2**-10 * expected.abs().max()
+        parts = (w.qweight, w.scales, w.zeros, 4, 128, 256, "gptq")
+        torch.testing.assert_close(GEMM_INT4_BACKWARD.reference(grad_y, *parts), expected.half(), rtol=4e-3, atol=4e-3)
+    with pytest.raises(InvalidArgumentError, match=r"^gemm_int4_backward: grad_y has shape 2x3x36 but w has N=37"):
+        posed(GEMM_INT4_BACKWARD, grad_y[..., 1:], *parts)
 
 
 X = torch.randn(4, 6)

@@ -20,6 +20,7 @@ from registry.contracts import (
     GELU,
     GELU_BACKWARD,
     GEMM_INT4,
+    GEMM_INT4_BACKWARD,
     LINEAR,
     LINEAR_BACKWARD,
     RMS_NORM,
@@ -63,6 +64,10 @@ SIZES: Mapping[str, list[dict[str, Value]]] = {
             (33, 512, 32, False),
         )
     ],
+    "gemm_int4_backward": [
+        {"m": m, "n": n, "k": 256, "group_size": size, "bits": 4, "symmetric": symmetric}
+        for m, n, size, symmetric in ((4, 4096, 128, False), (1, 2000, 32, True))
+    ],
     "linear": [
         {"m": m, "n": 64, "k": k, "bias": bias} for m, k, bias in ((4, 4096, True), (1, 4096, False), (33, 512, True))
     ],
@@ -96,7 +101,7 @@ def case(name: str, key: str, kind: str) -> tuple[Problem, tuple[Any, ...], tupl
 def problems() -> dict[str, Problem]:
     found = {}
     for op in BOX:
-        for dtype in DTYPES[1:3] if op is GEMM_INT4 else DTYPES:
+        for dtype in DTYPES[1:3] if op in (GEMM_INT4, GEMM_INT4_BACKWARD) else DTYPES:
             for dims in SIZES[op.name]:
                 problem = op.problem_of({**dims, "dtype": dtype})
                 found[problem.key] = problem
@@ -255,16 +260,16 @@ def gemm_stepwise(dtype: torch.dtype) -> Computation:
     return compute
 
 
-def gemm_changed(change: Callable[[dict[str, Any]], None]) -> Computation:
+def gemm_changed(change: Callable[[dict[str, Any]], None], op: Op = GEMM_INT4) -> Computation:
     """The reference on arguments that ``change`` has tampered with."""
 
     def compute(*values: Any) -> Tensor:
         named = {
             name: value.clone() if isinstance(value, Tensor) else value
-            for name, value in zip(GEMM_INT4.parsed.names, values, strict=True)
+            for name, value in zip(op.parsed.names, values, strict=True)
         }
         change(named)
-        return reference(GEMM_INT4)(*named.values())
+        return reference(op)(*named.values())
 
     return compute
 
@@ -302,9 +307,9 @@ def linear_backward_stepwise(dtype: torch.dtype) -> Computation:
     return compute
 
 
-def forget_k(count: int) -> Callable[[dict[str, Any]], None]:
+def forget_k(count: int, name: str = "a") -> Callable[[dict[str, Any]], None]:
     def change(named: dict[str, Any]) -> None:
-        named["a"][..., -count:] = 0
+        named[name][..., -count:] = 0
 
     return change
 
@@ -459,6 +464,17 @@ MUTANTS: list[tuple[Op, str, Computation, Applies]] = [
     # 512 terms are 32 steps: the error stays near what rounded weights make
     (GEMM_INT4, "bfloat16 accumulator", gemm_stepwise(BRAIN), lambda p: p.k > 1000 or p.dtype == "float16"),
     (GEMM_INT4, "float16 accumulator", gemm_stepwise(HALF), lambda p: p.k > 1000 and p.dtype == "float16"),
+    *(
+        (GEMM_INT4_BACKWARD, name, gemm_changed(change, GEMM_INT4_BACKWARD), applies)
+        for name, change, applies in (
+            ("last element of N left out", forget_k(1, "grad_y"), everywhere),
+            ("scales of the next group", next_group("scales"), everywhere),
+            ("zeros of the next group", next_group("zeros"), lambda p: not p.symmetric),
+            ("scales of the next column", next_column, everywhere),
+            ("zero points off by one", zero_off_by_one, everywhere),
+            ("nibbles swapped", swapped_nibbles, everywhere),
+        )
+    ),
     (LINEAR, "last element of K left out", linear_without(1), everywhere),
     (LINEAR, "last 128 of K left out", linear_without(128), everywhere),
     (LINEAR, "bias left out", lambda x, w, b: linear(x, w), lambda p: p.bias),

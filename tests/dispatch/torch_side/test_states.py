@@ -204,24 +204,27 @@ def test_every_operator_of_the_box_passes_opcheck(dispatcher: Dispatcher, name: 
 
 def test_without_a_backward_a_gradient_is_an_error_and_no_grad_the_way_out(dispatcher: Dispatcher) -> None:
     weight = quantize(torch.randn(16, 64).bfloat16(), bits=4, group_size=32)
-    a = torch.randn(3, 64).bfloat16().requires_grad_()
-    compiled = torch.compile(lambda t: dispatcher.call("gemm_int4", t, weight), fullgraph=True, backend="aot_eager")
-    tensors = (weight.qweight, weight.scales, weight.zeros, 4, 32, 64, "gptq")
+    levels = torch.randint(-127, 128, (3, 64), dtype=torch.int8)
+    a = torch.rand(3, 1).requires_grad_()
+    compiled = torch.compile(
+        lambda t: dispatcher.call("gemm_w4a8", levels, t, weight), fullgraph=True, backend="aot_eager"
+    )
+    tensors = (weight.qweight, weight.scales, weight.zeros, None, 4, 32, 64, "gptq")
     for f in (
-        lambda: dispatcher.call("gemm_int4", a, weight),
-        lambda: torch.ops.kernel_registry.gemm_int4(a, *tensors),
-        lambda: make_fx(lambda t: dispatcher.call("gemm_int4", t, weight))(a),
+        lambda: dispatcher.call("gemm_w4a8", levels, a, weight),
+        lambda: torch.ops.kernel_registry.gemm_w4a8(levels, a, *tensors),
+        lambda: make_fx(lambda t: dispatcher.call("gemm_w4a8", levels, t, weight))(a),
         lambda: compiled(a),
     ):
         with pytest.raises(
-            UnsupportedError, match=r"gemm_int4: an input needs a gradient.*\n.*torch\.no_grad"
+            UnsupportedError, match=r"gemm_w4a8: an input needs a gradient.*\n.*torch\.no_grad"
         ) as caught:
             f()
         assert isinstance(caught.value, RegistryError)
         with torch.no_grad():
             f()
     with torch.no_grad():
-        direct = torch.compile(lambda t: torch.ops.kernel_registry.gemm_int4(t, *tensors), backend="aot_eager")
+        direct = torch.compile(lambda t: torch.ops.kernel_registry.gemm_w4a8(levels, t, *tensors), backend="aot_eager")
         direct(a)
     with pytest.raises(Exception, match="an input needs a gradient, but the op has no backward"):
         direct(a)

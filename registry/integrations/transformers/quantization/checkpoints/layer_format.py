@@ -1,0 +1,86 @@
+"""LayerFormat: the interface of a format of quantised checkpoints; and checks of a quantization_config's values."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from .....errors import InvalidArgumentError
+from .....packed import PackedWeight
+
+
+class LayerFormat(ABC):
+    """Names, presence and meaning of the tensors of a packed linear layer in a checkpoint."""
+
+    method: ClassVar[str]
+    """``quant_method`` in the checkpoint's config.json."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The last parts of the names of a packed layer's tensors. "weight" may also be an unpacked layer's."""
+
+    @abstractmethod
+    def required(self, layer: str) -> tuple[str, ...]:
+        """The names of ``names`` that the packed layer ``layer`` cannot do without."""
+
+    @abstractmethod
+    def weight(self, layer: str, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> PackedWeight:
+        """The weight of ``layer`` from its tensors by ``names``, for a linear layer of that shape ``(N, K)``.
+
+        Raises InvalidArgumentError for tensors that do not make such a weight.
+        """
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """Regular expressions of the names of layers that the checkpoint's config says are not packed."""
+        return ()
+
+    @property
+    def bits(self) -> int:
+        """Bits of most of its weights."""
+        return 4
+
+    @property
+    def half_only(self) -> bool:
+        """True if the op of its weights is for activations in half precision only: gemm_int4."""
+        return self.bits == 4
+
+
+def setting(method: str, settings: Mapping[str, Any], kind: type, *names: str, default: Any = None) -> Any:
+    """The value of the first of ``names`` that is given; InvalidArgumentError if it is of another type or missing."""
+    given = next((name for name in names if settings.get(name) is not None), None)
+    if given is None:
+        if default is None:
+            raise InvalidArgumentError(
+                f"{method}: the checkpoint's quantization_config lacks {' and '.join(map(repr, names))}",
+                hint="complete quantization_config in its config.json (older files had quantize_config.json)",
+            )
+        return default
+    value = settings[given]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise InvalidArgumentError(
+            f"{method}: {given}={value!r} in the checkpoint's quantization_config", hint=f"expected {kind.__name__}"
+        )
+    return value
+
+
+def choice(method: str, name: str, value: Any, supported: tuple[Any, ...], hint: str = "") -> None:
+    """Raise InvalidArgumentError unless ``value`` is one of the supported."""
+    if value not in supported:
+        expected = f"supported: {', '.join(map(repr, supported))}"
+        raise InvalidArgumentError(
+            f"{method}: {name}={value!r} in the checkpoint's quantization_config",
+            hint=f"{expected}; {hint}" if hint else expected,
+        )
+
+
+def names_list(method: str, settings: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """A list of texts, which may be missing or None."""
+    value = settings.get(name) or ()
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise InvalidArgumentError(f"{method}: {name}={value!r}", hint="expected a list of names of modules")
+    return tuple(value)

@@ -1,0 +1,92 @@
+"""Checkpoints that ``save_pretrained`` writes of packed layers: the tensors of PackedLinear as they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from .....errors import InvalidArgumentError
+from .....packed import PackedWeight
+from .layer_format import LayerFormat, names_list, setting
+
+
+@dataclass(frozen=True)
+class PackedForm:
+    """What the tensors of a packed layer do not tell; the rest follows from their shapes and dtypes."""
+
+    bits: int
+    group_size: int
+    codebook: str | None = None
+
+    @staticmethod
+    def most_common(forms: Iterable[PackedForm]) -> PackedForm:
+        """The form of most layers; of equally many the first one's."""
+        return Counter(forms).most_common(1)[0][0]
+
+    def settings(self) -> dict[str, Any]:
+        """The form as JSON holds it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class OwnFormat(LayerFormat):
+    """The buffers of PackedLinear, and ActOrderLinear's ``order``; ``forms`` are those of layers that differ."""
+
+    method = "registry"
+    form: PackedForm
+    forms: Mapping[str, PackedForm]
+    unpacked: tuple[str, ...]
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> OwnFormat:
+        """The format that a RegistryConfig's values describe."""
+        layers = setting("registry", settings, dict, "modules", default={})
+        for layer, form in layers.items():
+            if not isinstance(form, dict):
+                raise InvalidArgumentError(
+                    f"registry: modules[{layer!r}] is {form!r}", hint="expected bits, group_size"
+                )
+        forms = {layer: _form(form) for layer, form in layers.items()}
+        return cls(_form(settings), forms, names_list("registry", settings, "modules_to_not_convert"))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("qweight", "scales", "zeros", "g_idx", "order")
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        return self.unpacked
+
+    @property
+    def bits(self) -> int:
+        return self.form.bits
+
+    @property
+    def half_only(self) -> bool:
+        return self.form.bits == 4 and self.form.codebook is None
+
+    def required(self, layer: str) -> tuple[str, ...]:
+        return ("qweight", "scales")
+
+    def weight(self, layer: str, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> PackedWeight:
+        form = self.forms.get(layer, self.form)
+        size = shape[1] if form.group_size == -1 else form.group_size
+        return PackedWeight(
+            tensors["qweight"],
+            tensors["scales"],
+            tensors.get("zeros"),
+            form.bits,
+            size,
+            shape,
+            g_idx=tensors.get("g_idx"),
+            codebook=form.codebook,
+        )
+
+
+def _form(settings: Mapping[str, Any]) -> PackedForm:
+    bits, size = (setting("registry", settings, int, name) for name in ("bits", "group_size"))
+    return PackedForm(bits, size, settings.get("codebook"))

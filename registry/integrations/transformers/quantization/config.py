@@ -1,0 +1,109 @@
+"""RegistryConfig: how a model's linear layers are packed, as transformers' ``quantization_config``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers.quantizers.auto import register_quantization_config
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from ....contracts.gemm_int4 import GROUP_SIZES as INT4_SIZES
+from ....errors import InvalidArgumentError
+from ....packed import BITS, CODEBOOKS, GROUP_SIZES
+from .checkpoints import FOREIGN, METHOD, LayerFormat, checkpoint_format, method_of
+
+_NOT_BY_GEMM_INT4 = frozenset(GROUP_SIZES) - frozenset(INT4_SIZES)
+
+
+@register_quantization_config(METHOD)
+class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-ignore]
+    """Linear layers as ``registry.nn.PackedLinear``, rounded by ``registry.quantize``.
+
+    bits, group_size, symmetric, codebook   as ``registry.quantize`` has them; group_size -1 is one scale a column
+    modules_to_not_convert  names, ends of names or regular expressions of layers to leave as they are; None: the
+                            output embeddings and layers of tied weights, as transformers leaves out. With a list those
+                            are packed too, if it does not name them
+    modules   of a saved checkpoint: bits, group_size and codebook of each layer that differs from the others
+    source    of a checkpoint that another library packed: its own quantization_config
+    """
+
+    def __init__(
+        self,
+        bits: int = 4,
+        group_size: int = 128,
+        symmetric: bool = False,
+        codebook: str | None = None,
+        modules_to_not_convert: list[str] | None = None,
+        modules: Mapping[str, Mapping[str, Any]] | None = None,
+        source: Mapping[str, Any] | None = None,
+        quant_method: str = METHOD,
+        **unknown: Any,
+    ) -> None:
+        self.quant_method = METHOD  # type: ignore[assignment, unused-ignore]
+        self.bits, self.group_size, self.symmetric, self.codebook = bits, group_size, symmetric, codebook
+        self.modules_to_not_convert = modules_to_not_convert
+        self.modules = {name: dict(form) for name, form in (modules or {}).items()}
+        self.source = None if source is None else dict(source)
+        if unknown or quant_method != METHOD:
+            given = ", ".join(unknown) or f"quant_method={quant_method!r}"
+            raise InvalidArgumentError(
+                f"RegistryConfig: {given}",
+                hint=f"expected {', '.join(name for name in vars(self) if name != 'source')}",
+            )
+        self._check()
+
+    @classmethod
+    def of_checkpoint(cls, settings: Any, modules_to_not_convert: list[str] | None = None) -> RegistryConfig:
+        """The config that loads a checkpoint which another library packed, from its own quantization_config.
+
+        settings  the dict in its config.json, or transformers' object of it
+        Raises InvalidArgumentError for a format or a combination of settings that cannot be loaded.
+        """
+        plain = dict(settings) if isinstance(settings, Mapping) else settings.to_dict()
+        plain["quant_method"] = method_of(settings)
+        bits = checkpoint_format(plain).bits
+        return cls(bits, source=plain, modules_to_not_convert=modules_to_not_convert)
+
+    @property
+    def format(self) -> LayerFormat:
+        """The format of the checkpoint that is loaded with this config."""
+        return checkpoint_format(self.source or self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values as config.json holds them, without what is not given."""
+        given = {name: value for name, value in super().to_dict().items() if value is not None}
+        return given if self.modules else {name: value for name, value in given.items() if name != "modules"}
+
+    def _check(self) -> None:
+        _one_of("bits", self.bits, BITS)
+        _one_of("group_size", self.group_size, (-1, *GROUP_SIZES))
+        _one_of("symmetric", self.symmetric, (False, True))
+        _one_of("codebook", self.codebook, (None, *CODEBOOKS))
+        if self.codebook is not None and self.bits != 4:
+            raise InvalidArgumentError(
+                f"RegistryConfig: bits={self.bits}, but codebook={self.codebook!r} has levels for 4 bits"
+            )
+        if self.source is None and self.codebook is None and self.bits == 4 and self.group_size in _NOT_BY_GEMM_INT4:
+            raise InvalidArgumentError(
+                f"RegistryConfig: group_size={self.group_size}, but bits={self.bits}",
+                hint=f"gemm_int4 takes groups of {', '.join(map(str, INT4_SIZES))} or -1",
+            )
+        names = self.modules_to_not_convert
+        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise InvalidArgumentError(
+                f"RegistryConfig: modules_to_not_convert={names!r}", hint="expected a list of names of modules"
+            )
+        if self.source is not None and method_of(self.source) not in FOREIGN:
+            raise InvalidArgumentError(
+                f"RegistryConfig: source has quant_method={method_of(self.source)!r}",
+                hint=f"expected the quantization_config of one of {', '.join(FOREIGN)}",
+            )
+
+
+def _one_of(name: str, value: object, supported: tuple[object, ...]) -> None:
+    # True is no number of bits
+    if not any(type(value) is type(each) and value == each for each in supported):
+        raise InvalidArgumentError(
+            f"RegistryConfig: {name}={value!r}", hint=f"expected one of {', '.join(map(repr, supported))}"
+        )

@@ -1,0 +1,41 @@
+"""``load``: a quantised checkpoint of any supported format with packed linear layers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ....errors import InvalidArgumentError
+from .checkpoints import FOREIGN, METHOD, method_of
+from .config import RegistryConfig
+
+_OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
+
+
+def load(path: str | os.PathLike[str], model_class: Any = AutoModelForCausalLM, **kwargs: Any) -> Any:
+    """A model from a GPTQ, AWQ or compressed-tensors checkpoint, or one that was saved with packed layers.
+
+    path         a folder, or a name on the Hub
+    model_class  a class with ``from_pretrained``, such as AutoModelForCausalLM
+    kwargs       passed on to ``from_pretrained``: dtype, device_map, attn_implementation ... Scales are converted to
+                 the model's dtype; ``dtype="auto"`` is the checkpoint's own
+    Raises InvalidArgumentError for a checkpoint that is not quantised, or in a way that cannot be loaded.
+    """
+    hub = {name: kwargs[name] for name in _OF_THE_HUB if name in kwargs}
+    config = kwargs.pop("config", None) or AutoConfig.from_pretrained(path, **hub)
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        settings = getattr(config.get_text_config(decoder=True), "quantization_config", None)
+    method = method_of(settings)
+    if method not in (*FOREIGN, METHOD):
+        given = f"has quant_method={method!r}" if method else "is not quantised"
+        raise InvalidArgumentError(
+            f"load: {path} {given}",
+            hint=f"expected {', '.join((*FOREIGN, METHOD))}; to pack a checkpoint in full precision, pass"
+            " quantization_config=RegistryConfig(bits=4) to from_pretrained",
+        )
+    if method in FOREIGN:
+        config.quantization_config = RegistryConfig.of_checkpoint(settings).to_dict()
+    return model_class.from_pretrained(path, config=config, **kwargs)

@@ -1,0 +1,61 @@
+"""LoRA by PEFT beside packed layers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from peft.tuners.lora.layer import Linear as LoraLinear
+
+from ....errors import InvalidArgumentError
+from ....nn import PackedLinear
+
+_INITIALISATIONS = (True, False, "gaussian", "eva")
+"""Of ``init_lora_weights``: those that do not read the weight."""
+
+
+class PackedLoraLinear(LoraLinear):  # type: ignore[misc, unused-ignore]
+    """A packed layer, frozen, and its adapters beside it, in PEFT's own computation. Nothing is merged into it."""
+
+    def __init__(self, base_layer: torch.nn.Module, adapter_name: str, config: LoraConfig, **kwargs: Any) -> None:
+        with warnings.catch_warnings():
+            # PEFT warns of every class that is not its own
+            warnings.filterwarnings("ignore", message="Unsupported layer type", category=UserWarning)
+            super().__init__(base_layer, adapter_name, config=config, **kwargs)
+
+    def merge(self, *args: Any, **kwargs: Any) -> None:
+        """Raise InvalidArgumentError: the sum of a packed weight and an adapter would be rounded again."""
+        raise InvalidArgumentError(
+            "LoRA: adapters are not merged into packed layers, whose few bits would lose them",
+            hint="save the adapters, and merge them into the model in full precision or after model.dequantize()",
+        )
+
+
+def pack_aware(config: LoraConfig, model: torch.nn.Module | None = None) -> LoraConfig:
+    """See ``lora_config``."""
+    if not isinstance(config, LoraConfig):
+        raise InvalidArgumentError(f"lora_config: got a {type(config).__name__}, expected a peft.LoraConfig")
+    if config.init_lora_weights not in _INITIALISATIONS:
+        raise InvalidArgumentError(
+            f"lora_config: init_lora_weights={config.init_lora_weights!r} reads weights in full precision",
+            hint=f"expected {', '.join(map(repr, _INITIALISATIONS))}",
+        )
+    if config.use_dora:
+        raise InvalidArgumentError("lora_config: use_dora=True needs weights in full precision", hint="use_dora=False")
+    if config.target_modules == "all-linear" and model is not None:
+        config.target_modules = _all_linear(model)
+    config._register_custom_module({PackedLinear: PackedLoraLinear})
+    return config
+
+
+def _all_linear(model: torch.nn.Module) -> set[str]:
+    """Names of all linear layers, packed or not, but the output embeddings: PEFT itself finds nn.Linear only."""
+    find = getattr(model, "get_output_embeddings", lambda: None)
+    head = find()
+    return {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear | PackedLinear) and module is not head
+    }

@@ -1,0 +1,139 @@
+"""Operations of transformers' loader: a weight is packed, or made of a checkpoint's packed tensors, as it is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from transformers.core_model_loading import ConversionOps, WeightConverter
+
+from ....errors import InvalidArgumentError, RegistryError
+from ....nn import ActOrderLinear, PackedLinear
+from ....packed import PackedWeight, quantize
+from .checkpoints import LayerFormat
+from .fitting import group_size_for, layer_of
+from .record import LoadingRecord
+from .replacing import put_packed
+
+
+class LayerOperation(ConversionOps):  # type: ignore[misc, unused-ignore]
+    """An operation that puts packed layers into the model, beside what it returns to the loader.
+
+    Its faults go into the record, and are raised at the end of the loading: of an operation that raises, the loader
+    keeps a text in a log alone.
+    """
+
+    def __init__(self, record: LoadingRecord) -> None:
+        self.record = record
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LayerOperation:
+        # the loader copies the operations for each tensor
+        return self
+
+    def put(self, model: Any, layer: str, make: Callable[[], PackedLinear], missing_keys: set[str] | None) -> None:
+        """Replace ``layer`` by the packed one that ``make()`` returns, or note why it cannot be made."""
+        if missing_keys is not None:
+            missing_keys.discard(f"{layer}.weight")
+        try:
+            put_packed(model, layer, make())
+        except RegistryError as fault:
+            self.record.faults[layer] = InvalidArgumentError(f"{layer}: {fault.message}", hint=fault.hint)
+
+
+class PackLinear(LayerOperation):
+    """Rounds the weights of linear layers, one at a time."""
+
+    def convert(
+        self, input_dict: Mapping[str, Any], *, model: Any = None, missing_keys: set[str] | None = None, **_: Any
+    ) -> dict[str, Any]:
+        """The tensors of other layers."""
+        left: dict[str, Any] = {}
+        self.record.note_missing(missing_keys)
+        for name, given in input_dict.items():
+            if self.record.is_to_pack(name):
+                self.put(model, name.removesuffix(".weight"), partial(self._rounded, _only(given)), missing_keys)
+            else:
+                left[name] = given
+        return left
+
+    def _rounded(self, weight: torch.Tensor) -> PackedLinear:
+        config = self.record.config
+        size = group_size_for(config, weight.shape[1])
+        assert size is not None, "such layers are not among those to pack"
+        return PackedLinear(quantize(weight, config.bits, size, config.symmetric, config.codebook))
+
+
+class ReadPacked(LayerOperation):
+    """Makes a layer's PackedWeight from the tensors that a checkpoint has of it."""
+
+    def convert(
+        self,
+        input_dict: Mapping[str, Any],
+        *,
+        full_layer_name: str,
+        model: Any = None,
+        missing_keys: set[str] | None = None,
+        **_: Any,
+    ) -> dict[str, Any]:
+        """Nothing for a packed layer; a weight that is not packed by its full name."""
+        layer = full_layer_name.removesuffix(".weight")
+        tensors = {_name(pattern): _only(given) for pattern, given in input_dict.items()}
+        self.record.note_missing(missing_keys)
+        module = model.get_submodule(layer)
+        if set(tensors) == {"weight"} and tensors["weight"].is_floating_point():
+            return {full_layer_name: tensors["weight"].to(module.weight.dtype)}
+
+        def made() -> PackedLinear:
+            if type(module) is not torch.nn.Linear:
+                raise InvalidArgumentError(
+                    f"the checkpoint has packed tensors of it, but in the model it is a {type(module).__name__}",
+                    hint="layers of the class nn.Linear are packed; take the checkpoint in full precision",
+                )
+            shape = (module.out_features, module.in_features)
+            weight = made_weight(self.record.format, layer, tensors, shape).to(dtype=module.weight.dtype)
+            if "order" in tensors:
+                return ActOrderLinear(weight, tensors["order"])
+            packed = layer_of(weight)
+            if packed.bits > weight.bits:
+                self.record.widened.append(layer)
+            return packed
+
+        self.put(model, layer, made, missing_keys)
+        return {}
+
+
+def read_packed(record: LoadingRecord) -> WeightConverter:
+    """The loader's rule that gathers a layer's packed tensors in place of its weight."""
+    sources = [rf"\.{name}$" for name in record.format.names]
+    return WeightConverter(sources, ".weight", [ReadPacked(record)])
+
+
+def is_ours(conversion: Any) -> bool:
+    """True for ``read_packed``'s rules."""
+    return any(isinstance(each, LayerOperation) for each in getattr(conversion, "operations", ()))
+
+
+def made_weight(
+    format_: LayerFormat, layer: str, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]
+) -> PackedWeight:
+    """A layer's weight. Raises InvalidArgumentError for tensors that are missing or make no such weight."""
+    lacking = [name for name in format_.required(layer) if name not in tensors]
+    if lacking:
+        raise InvalidArgumentError(
+            f"{', '.join(lacking)} is not in the checkpoint", hint=f"it has {', '.join(sorted(tensors))}"
+        )
+    return format_.weight(layer, tensors, shape)
+
+
+def _only(given: Any) -> torch.Tensor:
+    """A tensor that the loader hands over by itself or in a list."""
+    tensor = given[0] if isinstance(given, list) else given
+    assert isinstance(tensor, torch.Tensor)
+    return tensor
+
+
+def _name(pattern: str) -> str:
+    return re.sub(r"^\\\.|\$$", "", pattern)

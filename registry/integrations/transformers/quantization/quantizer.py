@@ -1,0 +1,153 @@
+"""RegistryQuantizer: packs a model's linear layers while transformers loads them, or loads layers that are packed."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.quantizers.auto import register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
+
+from ....errors import InvalidArgumentError, RegistryError
+from .checkpoints import METHOD, PackedForm, TensorFiles
+from .config import RegistryConfig
+from .fitting import group_size_for
+from .missing import check_complete
+from .operations import PackLinear, is_ours, read_packed
+from .record import LoadingRecord
+from .replacing import form_of, linear_layers, packed_layers, unpack_layers
+
+
+@register_quantizer(METHOD)
+class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
+    """Used by ``from_pretrained``; one a model.
+
+    Weights are rounded one by one as they are read, on the device where they will be: of weights in full precision
+    the device holds one at a time.
+    """
+
+    quantization_config: RegistryConfig
+
+    def __init__(self, quantization_config: RegistryConfig, **kwargs: Any) -> None:
+        # the caller's own may serve another model, and this one is changed
+        super().__init__(copy.deepcopy(quantization_config), **kwargs)
+        self.record = LoadingRecord(self.quantization_config, self.quantization_config.format)
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        """Raise InvalidArgumentError for layers on disk."""
+        if isinstance(device_map, dict) and "disk" in device_map.values():
+            raise InvalidArgumentError(
+                "RegistryConfig: device_map places layers on disk, where packed layers cannot be",
+                hint="leave more memory to the GPUs and the CPU by max_memory",
+            )
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The model's dtype, unchanged. Raises InvalidArgumentError for float32 with weights of 4 bits."""
+        if self.record.format.half_only and dtype not in (torch.float16, torch.bfloat16):
+            raise InvalidArgumentError(
+                f"RegistryConfig: weights of 4 bits in a model in {str(dtype).removeprefix('torch.')}",
+                hint="gemm_int4 takes float16 and bfloat16: pass dtype=torch.bfloat16 to from_pretrained",
+            )
+        return dtype
+
+    def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
+        """True for the weights of the layers to pack."""
+        return self.record.is_to_pack(param_name)
+
+    def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
+        """Bytes an element, by which transformers divides the layers among devices."""
+        if not self.param_needs_quantization(model, param_name):
+            return float(super().param_element_size(model, param_name, param))
+        size = self.quantization_config.group_size
+        # a scale and a zero point for each group
+        return self.record.format.bits / 8 + (2 * param.element_size() / size if size > 0 else 0.0)
+
+    def get_quantize_ops(self) -> ConversionOps:
+        """The operation that packs a weight."""
+        return PackLinear(self.record)
+
+    def get_weight_conversions(self) -> list[WeightConverter]:
+        """The rule that reads packed tensors."""
+        return [read_packed(self.record)] if self.pre_quantized else []
+
+    def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> torch.dtype | None:
+        """None, the file's own, for packed tensors."""
+        known: torch.dtype | None = None if is_ours(converter) else super().get_new_dtype(converter, param, dtype)
+        return known
+
+    def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **kwargs: Any) -> None:
+        config, format_ = self.quantization_config, self.record.format
+        if self.pre_quantized and checkpoint_files is not None:
+            self.record.files = TensorFiles.of(checkpoint_files)
+            if self.record.files is not None:
+                self.record.files.check(format_)
+        left = self.get_modules_to_not_convert(model, config.modules_to_not_convert, model._keep_in_fp32_modules)
+        left += format_.skipped
+        layers = {name: layer for name, layer in linear_layers(model) if should_convert_module(name, left)}
+        if not self.pre_quantized:
+            unfit = [name for name, layer in layers.items() if group_size_for(config, layer.in_features) is None]
+            _tell_of("are not packed, since no group size divides their in_features", unfit)
+            layers = {name: layer for name, layer in layers.items() if name not in unfit}
+        self.record.to_pack = frozenset(layers)
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        _raise_faults(self.record.faults)
+        check_complete(model, self.record)
+        _tell_of("are held in 8 bits, since gemm_int4 does not take their groups or zero points", self.record.widened)
+        if self.pre_quantized:
+            # they hold for loading alone: what is saved has the names of packed layers
+            model._weight_conversions = [each for each in model._weight_conversions if not is_ours(each)]
+        self._describe(model)
+        return model
+
+    def _describe(self, model: Any) -> None:
+        """Write into the config what the layers are, for ``save_pretrained``."""
+        config = self.quantization_config
+        forms = {name: form_of(layer) for name, layer in packed_layers(model)}
+        if not forms:
+            raise InvalidArgumentError(
+                f"RegistryConfig: {type(model).__name__} has no layer to pack",
+                hint="layers of the class nn.Linear are packed, unless modules_to_not_convert names them",
+            )
+        most = PackedForm.most_common(forms.values())
+        config.bits, config.group_size, config.codebook = most.bits, most.group_size, most.codebook
+        config.symmetric = all(layer.zeros is None for _, layer in packed_layers(model))
+        config.modules = {name: form.settings() for name, form in forms.items() if form != most}
+        config.source = None
+        # the loader's sets and the files are not needed any longer; sizes are still asked for
+        self.record = LoadingRecord(config, config.format, self.record.to_pack)
+
+    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        unpack_layers(model, dtype)
+        return model
+
+    def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
+        """True: packed tensors are saved as they are."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """True: gradients pass through packed layers to adapters before and beside them."""
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        """True: packed layers are ops to torch.compile."""
+        return True
+
+
+def _tell_of(what: str, layers: list[str]) -> None:
+    if layers:
+        others = f" and {len(layers) - 1} others" if len(layers) > 1 else ""
+        warnings.warn(f"RegistryConfig: {layers[0]}{others} {what}", stacklevel=2)
+
+
+def _raise_faults(faults: dict[str, RegistryError]) -> None:
+    if faults:
+        first = next(iter(faults.values()))
+        others = f" (and {len(faults) - 1} other layers)" if len(faults) > 1 else ""
+        raise InvalidArgumentError(f"RegistryConfig: {first.message}{others}", hint=first.hint) from first

@@ -1,0 +1,39 @@
+"""LoadingRecord: what is known of a model's layers while it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ....errors import RegistryError
+from .checkpoints import LayerFormat, TensorFiles
+from .config import RegistryConfig
+
+
+@dataclass
+class LoadingRecord:
+    """What the loader's operations need, and what they note for the end of the loading.
+
+    to_pack  names of the layers that are expected to be packed
+    files    the checkpoint's tensors, if their names are known
+    missing  the loader's own set of names that no tensor was found for: complete when all files are read
+    widened  names of layers whose 4-bit weights are held in 8 bits
+    faults   why layers could not be packed, by their names
+    """
+
+    config: RegistryConfig
+    format: LayerFormat
+    to_pack: frozenset[str] = frozenset()
+    files: TensorFiles | None = None
+    missing: set[str] = field(default_factory=set)
+    widened: list[str] = field(default_factory=list)
+    faults: dict[str, RegistryError] = field(default_factory=dict)
+
+    def is_to_pack(self, parameter: str) -> bool:
+        """True for the name of a weight of a layer to pack."""
+        layer, _, name = parameter.rpartition(".")
+        return name == "weight" and layer in self.to_pack
+
+    def note_missing(self, missing_keys: set[str] | None) -> None:
+        """Keep the loader's set, which it goes on changing."""
+        if missing_keys is not None:
+            self.missing = missing_keys

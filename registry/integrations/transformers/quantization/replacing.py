@@ -1,0 +1,68 @@
+"""Linear layers of a model replaced by packed ones and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ....errors import InvalidArgumentError
+from ....nn import PackedLinear
+from ....packed import GROUP_SIZES
+from .checkpoints import PackedForm
+
+
+def linear_layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Linear]]:
+    """Names and layers of the class nn.Linear itself: a subclass may use its weight otherwise than by ``forward``."""
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.Linear:
+            yield name, module
+
+
+def packed_layers(model: torch.nn.Module) -> Iterator[tuple[str, PackedLinear]]:
+    """Names and layers of all packed layers."""
+    for name, module in model.named_modules():
+        if isinstance(module, PackedLinear):
+            yield name, module
+
+
+def form_of(layer: PackedLinear) -> PackedForm:
+    """What the state of a packed layer does not tell; a group of all of K is -1."""
+    size = layer.group_size if layer.group_size in GROUP_SIZES else -1
+    return PackedForm(layer.bits, size, layer.codebook)
+
+
+def put_packed(model: torch.nn.Module, name: str, packed: PackedLinear) -> None:
+    """Replace the linear layer ``name`` by a packed one, which gets the linear layer's own bias.
+
+    Raises InvalidArgumentError for a weight of another shape, and for a layer that is split over several devices.
+    """
+    linear = model.get_submodule(name)
+    assert isinstance(linear, torch.nn.Linear)
+    if type(linear.weight.data) is not torch.Tensor:
+        raise InvalidArgumentError(
+            f"its weight is a {type(linear.weight.data).__name__}",
+            hint="packed layers are not split over devices while they are loaded: leave out tp_plan",
+        )
+    given, expected = ((layer.out_features, layer.in_features) for layer in (packed, linear))
+    if given != expected:
+        raise InvalidArgumentError(
+            f"its packed weight has shape {given}, the model's layer {expected}",
+            hint="is the checkpoint another model's?",
+        )
+    # the bias may be loaded earlier or later than the weight
+    packed.train(linear.training).bias = linear.bias
+    # transformers initialises modules that it does not find marked so
+    packed._is_hf_initialized = True  # type: ignore[assignment]
+    model.set_submodule(name, packed)
+
+
+def unpack_layers(model: torch.nn.Module, dtype: torch.dtype | None = None) -> None:
+    """Replace all packed layers by linear layers with the dequantised weights, in ``dtype`` or the scales' dtype."""
+    for name, packed in list(packed_layers(model)):
+        weight = packed.weight.dequantize()
+        with torch.device("meta"):
+            linear = torch.nn.Linear(packed.in_features, packed.out_features, packed.bias is not None)
+        linear.weight = torch.nn.Parameter(weight)
+        linear.bias = packed.bias
+        model.set_submodule(name, linear.to(dtype).train(packed.training))
