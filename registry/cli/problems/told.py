@@ -103,6 +103,7 @@ def _workload(told: ModelOptions, dtype: str) -> Workload:
         dtype=told.dtype or dtype,
         quantize=cast("Literal['none', 'int4', 'int8', 'fp8']", told.quantize),
         group_size=told.group_size,
+        separate=told.separate,
         page=told.page,
         training=told.training,
     )

@@ -98,8 +98,9 @@ class _Reading:
         kv_heads = self._kv_heads()
         biased = keys.flag("attention_bias", "qkv_bias", default="qkv" in family.biases)
         out_biased = keys.flag("attention_bias", default="out" in family.biases)
+        qkv = [count * head_dim for count in (heads, kv_heads, kv_heads)]
         products = (
-            Product((heads + 2 * kv_heads) * head_dim, self._hidden, biased),
+            Product.fused(qkv, self._hidden, biased, apart=not family.fused),
             Product(self._hidden, heads * head_dim, out_biased),
         )
         return Attention(
@@ -178,7 +179,8 @@ class _Reading:
         keys, family = self._keys, self._family
         own = self._part(width, "the width of an MLP")
         biased = keys.flag("mlp_bias", default="mlp" in family.biases)
-        into = Product((2 if family.gated else 1) * own, self._hidden, biased)
+        halves = [own, own] if family.gated else [own]
+        into = Product.fused(halves, self._hidden, biased, apart=not family.fused)
         return FeedForward(own, into, Product(self._hidden, own, biased), self._activation, family.gated)
 
     def _width(self) -> int:

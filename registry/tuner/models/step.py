@@ -1,6 +1,6 @@
 """The problems of a decoder's steps, and how often each is called: a prompt, new tokens one by one, a training step.
 
-Products of one input are fused: queries, keys and values are one, and so are a gated MLP's gate and up.
+Layers of one input are fused, unless they are to stay apart: queries, keys and values, and a gated MLP's gate and up.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ CalledKey = tuple[str, tuple[tuple[str, Value], ...]]
 class Workload:
     """How a model runs: sequences at once, their lengths in tokens, dtype, quantisation of its layers' weights.
 
-    ``page``: slots of a page of the cache, 0 for a cache in rows. ``training``: forward and backward over sequences of
-    ``context`` tokens, instead of a prompt and new tokens.
+    ``page``: slots of a page of the cache, 0 for a cache in rows. ``separate``: layers of one input stay apart, as the
+    model has them. ``training``: forward and backward over sequences of ``context`` tokens, instead of a prompt and new
+    tokens.
     """
 
     batch: tuple[int, ...] = (1, 16)
@@ -39,6 +40,7 @@ class Workload:
     quantize: Quantization = "none"
     group_size: int = 128
     page: int = 0
+    separate: bool = False
     training: bool = False
 
 
@@ -215,7 +217,12 @@ class _Step:
     # --- products
 
     def _product(self, product: Product, m: int) -> Iterator[Called]:
-        """The calls of a linear layer: with a quantised weight its op, and what quantises the activations."""
+        """The calls of a linear layer, or of the layers that it is fused of."""
+        for one in product.separated() if self._workload.separate else (product,):
+            yield from self._linear(one, m)
+
+    def _linear(self, product: Product, m: int) -> Iterator[Called]:
+        """The calls of one layer: with a quantised weight its op, and what quantises the activations."""
         sizes: Dims = {"m": m, "n": product.outputs, "k": product.inputs}
         kind = "none" if product.dense else self._workload.quantize
         group = min(self._workload.group_size, product.inputs)

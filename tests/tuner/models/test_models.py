@@ -102,6 +102,17 @@ def test_quantised_layers_call_the_ops_of_their_weights_and_the_head_does_not(bo
         derived(box, "llama-3.1-8b", Workload(quantize="int4", training=True))
 
 
+def test_layers_that_stay_apart_are_those_of_the_model(box: Catalog) -> None:
+    apart = derived(box, "llama-3.1-8b", Workload((1,), (64,), separate=True, quantize="int4"))
+    steps = 32 * NEW_TOKENS
+    assert {key: count for key, count in counted(apart, "gemm_int4", "m", "n", "k").items() if key[0] == 1} == {
+        (1, 4096, 4096): 2 * steps, (1, 1024, 4096): 2 * steps, (1, 14336, 4096): 2 * steps, (1, 4096, 14336): steps,
+    }  # fmt: skip
+    # Phi-3 and GPT-2 have them fused themselves
+    for name in ("phi-4", "gpt2"):
+        assert derived(box, name, Workload(separate=True)).shapes == derived(box, name, Workload()).shapes
+
+
 def test_windows_hold_where_the_layers_have_them(box: Catalog) -> None:
     found = derived(box, "gemma-3-4b", Workload((1,), (4096,)))
     assert counted(found, "attention", "span") == {(1024,): 29, (False,): 5}
@@ -227,12 +238,12 @@ _BUILT: dict[str, dict[str, Any]] = {
 def test_products_and_norms_are_those_of_the_modules_that_transformers_builds(
     box: Catalog, kind: str, tmp_path: Path
 ) -> None:
-    transformers = pytest.importorskip("transformers")
     import torch
+    import transformers
 
     config = transformers.AutoConfig.for_model(kind, **_BUILT[kind])
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     # through the file that save_pretrained writes
     config.save_pretrained(tmp_path)
     found = derived(box, str(tmp_path), Workload((1,), (1,), training=True))
