@@ -105,7 +105,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder of one device: embedding, layers, norms and head. ``notes`` tell what could not be described."""
+    """A decoder of one device: embedding, layers, norms and head.
+
+    ``quantized``: how its checkpoint holds weights, "" where in full. ``notes`` tell what could not be described.
+    """
 
     hidden: int
     vocabulary: int
@@ -116,4 +119,5 @@ class Decoder:
     sandwich: bool
     parallel: bool
     dtype: str
+    quantized: str = ""
     notes: tuple[str, ...] = ()

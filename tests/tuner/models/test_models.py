@@ -15,7 +15,7 @@ from registry.problem import Problem
 from registry.tuner.models.derive import Derived, derive, described
 from registry.tuner.models.names import config_of, names
 from registry.tuner.models.reading import decoder_of
-from registry.tuner.models.step import NEW_TOKENS, Workload
+from registry.tuner.models.workload import NEW_TOKENS, Workload
 from registry.tuner.shapes.shapes import read_shapes
 from registry.tuner.shapes.written import write_shapes
 
@@ -143,6 +143,14 @@ def test_what_no_op_computes_is_told(box: Catalog) -> None:
     assert any("'xielu'" in note for note in told.notes)
 
 
+def test_a_quantised_checkpoint_is_told(box: Catalog) -> None:
+    form = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
+    decoder = decoder_of({**config_of("llama-3.1-8b"), **form}, "packed")
+    (note,) = derive(decoder, ONE, box).notes
+    assert "quantised (gptq, bits 4, group size 128)" in note
+    assert derive(decoder, Workload(quantize="int4"), box).notes == ()
+
+
 def test_names_of_the_hub_are_names_of_the_box(tmp_path: Path) -> None:
     config = config_of("llama-3.1-8b")
     assert config_of("meta-llama/Llama-3.1-8B-Instruct") is not None
@@ -168,6 +176,7 @@ def test_the_config_of_a_model_of_several_modalities_holds_its_decoder(box: Cata
         ({"hidden_act": None}, "has no hidden_act"),
         ({"hidden_size": "4096"}, "hidden_size is '4096'"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ({"num_attention_heads": -1}, "num_attention_heads is -1"),
         ({"num_attention_heads": 33}, "has no head_dim"),
         ({"num_key_value_heads": 5}, "num_key_value_heads 5"),

@@ -12,7 +12,7 @@ import registry
 from registry.discovery.catalog import Catalog
 from registry.integrations.transformers import RegistryConfig
 from registry.tuner.models.derive import derive, described
-from registry.tuner.models.step import Workload
+from registry.tuner.models.workload import Workload
 from registry.tuner.shapes.shapes import read_shapes
 
 from .checkpoints_written import llama
