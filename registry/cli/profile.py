@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 ProgramWords = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[-- COMMAND...]", help="A program to profile, e.g. -- python script.py --its-own=option."),
+    typer.Argument(
+        metavar="COMMAND", help="Behind --: a program to profile, e.g. -- python script.py --its-own=option."
+    ),
 ]
 ProfiledOps = Annotated[
     list[str] | None, typer.Option("--op", metavar="OP", help=f"Only this op. {SEVERAL} Default: all in the file.")
@@ -92,7 +94,7 @@ def profile(  # noqa: PLR0913, PLR0917  (an option each)
         else:
             problems = _problems(shapes, catalog, split("--op", op))
             if ncu:
-                _show_ncu(problems, there, db, json=json)
+                _show_ncu(problems, there, db, plugin or (), json=json)
                 return
             _call(problems, catalog, there, db, calls, folder)
         files = sorted(folder.glob("*.json"), key=lambda path: -path.stat().st_size)
@@ -166,14 +168,18 @@ def _show(whole: Trace, catalog: Catalog, device: Device, *, json: bool) -> None
     show(rows, whole)
 
 
-def _show_ncu(problems: Sequence[Problem], device: Device, database: str | None, *, json: bool) -> None:
-    from ..profiling.ncu import ncu_reports, require_ncu
+def _show_ncu(
+    problems: Sequence[Problem], device: Device, database: str | None, files: Sequence[Path], *, json: bool
+) -> None:
+    from ..profiling.ncu import MeasuredCall, ncu_reports, require_ncu
     from .display.profile_table import show_kernels
 
     ncu = require_ncu()
     if device.type != "cuda":
         raise RegistryError(f"--ncu measures kernels of a GPU, and the device is {device}", hint="give --device cuda")
-    found = {problem: ncu_reports(ncu, problem, device.label, database) for problem in problems}
+    found = {
+        problem: ncu_reports(ncu, MeasuredCall(problem, device.label, database, tuple(files))) for problem in problems
+    }
     if json:
         text.print_json(
             [

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..errors import RegistryError
 from ..problem import Problem
@@ -35,6 +36,25 @@ class KernelReport:
     advice: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class MeasuredCall:
+    """The call to measure: its problem, the device by name, the database of winners, files of plugins."""
+
+    problem: Problem
+    device: str
+    database: str | None = None
+    files: tuple[Path, ...] = ()
+
+    def written(self) -> str:
+        """The call as JSON, which ``one_call`` reads."""
+        where = {
+            "device": self.device,
+            "database": self.database,
+            "files": [str(path.resolve()) for path in self.files],
+        }
+        return json.dumps({"op": self.problem.op, "dims": dict(self.problem.dims), **where})
+
+
 def require_ncu() -> str:
     """The path of ncu. Raises RegistryError where it is not installed."""
     found = shutil.which("ncu")
@@ -46,19 +66,18 @@ def require_ncu() -> str:
     return found
 
 
-def ncu_command(ncu: str, problem: Problem, device: str, database: str | None) -> list[str]:
+def ncu_command(ncu: str, call: MeasuredCall) -> list[str]:
     """The command that measures the kernels of one call, after calls that warm it up."""
     sections = [part for section in SECTIONS for part in ("--section", section)]
-    told = json.dumps({"op": problem.op, "dims": dict(problem.dims), "device": device, "database": database})
     return [
         ncu, "--csv", "--page", "details", "--profile-from-start", "off", "--target-processes", "application-only",
-        *sections, sys.executable, "-m", "registry.profiling.one_call", told,
+        *sections, sys.executable, "-m", "registry.profiling.one_call", call.written(),
     ]  # fmt: skip
 
 
-def ncu_reports(ncu: str, problem: Problem, device: str, database: str | None) -> list[KernelReport]:
+def ncu_reports(ncu: str, call: MeasuredCall) -> list[KernelReport]:
     """The kernels of one call of a problem. Raises RegistryError with ncu's own reason where it measures none."""
-    command = ncu_command(ncu, problem, device, database)
+    command, problem = ncu_command(ncu, call), call.problem
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:

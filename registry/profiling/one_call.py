@@ -15,9 +15,12 @@ _WARM_CALLS = 3
 
 
 def main(told: str) -> None:
-    """Make one call between the starts and stops of the CUDA profiler. ``told``: op, dims, device, database as JSON."""
+    """Make one call between the starts and stops of the CUDA profiler. ``told``: a MeasuredCall as JSON."""
     given = json.loads(told)
-    dispatcher, device = Dispatcher(Catalog(), database=given["database"]), Device.of(given["device"])
+    catalog, device = Catalog(), Device.of(given["device"])
+    for path in given["files"]:
+        catalog.load_file(path)
+    dispatcher = Dispatcher(catalog, database=given["database"])
     bound = dispatcher.bound(given["op"])
     problem = bound.op.problem_of(given["dims"])
     values = bound.op.draw(problem, bound.op.kinds[0], torch.Generator(device.torch).manual_seed(0))

@@ -15,7 +15,7 @@ from registry.dispatch.dispatcher import Dispatcher
 from registry.errors import RegistryError
 from registry.problem import Problem
 from registry.profiling.floors import Floors
-from registry.profiling.ncu import ncu_reports
+from registry.profiling.ncu import MeasuredCall, ncu_reports
 from registry.profiling.problems import profiled_problems
 from registry.profiling.summary import summed
 from registry.profiling.trace import read_trace
@@ -73,7 +73,7 @@ def test_ncu_tells_the_metrics_of_a_winners_kernels() -> None:
     if ncu is None:
         pytest.skip("needs Nsight Compute")
     try:
-        (report, *_) = ncu_reports(ncu, softmax(1024), "cuda:0", None)
+        (report, *_) = ncu_reports(ncu, MeasuredCall(softmax(1024), "cuda:0"))
     except RegistryError as fault:
         if "ERR_NVGPUCTRPERM" in str(fault):
             pytest.skip("the driver lets nobody read counters here")

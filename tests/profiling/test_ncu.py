@@ -8,7 +8,7 @@ import pytest
 
 from registry.errors import RegistryError
 from registry.problem import Problem
-from registry.profiling.ncu import METRICS, ncu_command, ncu_reports, parsed_reports, require_ncu
+from registry.profiling.ncu import METRICS, MeasuredCall, ncu_command, ncu_reports, parsed_reports, require_ncu
 
 PROBLEM = Problem("softmax", {"rows": 4, "cols": 8, "dtype": "float32"})
 COLUMNS = (
@@ -61,8 +61,8 @@ def test_a_program_that_measures_nothing_tells_why(tmp_path: Path, said: str, to
     program.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
     program.chmod(0o755)
     with pytest.raises(RegistryError) as fault:
-        ncu_reports(str(program), PROBLEM, "cuda:0", None)
+        ncu_reports(str(program), MeasuredCall(PROBLEM, "cuda:0"))
     assert told in str(fault.value)
-    command = ncu_command(str(program), PROBLEM, "cuda:0", None)
+    command = ncu_command(str(program), MeasuredCall(PROBLEM, "cuda:0"))
     assert command[0] == str(program)
     assert '"rows": 4' in command[-1]

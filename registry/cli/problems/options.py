@@ -79,7 +79,7 @@ Page = Annotated[
     int,
     typer.Option(
         "--page", metavar="SLOTS", parser=whole_number,
-        help="With --model: slots of a page of the cache. Default: 0, a cache in rows, as transformers has it.",
+        help="With --model: slots of a page of the cache; 0 is a cache in rows, as transformers has it.",
     ),
 ]  # fmt: skip
 Training = Annotated[
