@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
@@ -14,6 +15,7 @@ from .discovery.plugin import PluginReport
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.plans import prepared
 from .dispatch.torch_side import operators
+from .dispatch.torch_side.profiles import PROFILE_VARIABLE
 from .errors import InvalidArgumentError
 from .implementation import Implementation
 
@@ -26,6 +28,10 @@ dispatcher = Dispatcher()
 """The one dispatcher of the process."""
 operators.serve(dispatcher)
 operators.define_box()
+if PROFILE_VARIABLE in os.environ:  # set by `registry profile`
+    from .profiling import program
+
+    program.begin()
 
 call = dispatcher.call
 op = dispatcher.op

@@ -99,6 +99,8 @@ def _own_folders(
     monkeypatch.setenv("KERNEL_REGISTRY_SHIPPED", "0")
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.delenv("KERNEL_REGISTRY_CHECK", raising=False)
+    monkeypatch.delenv("KERNEL_REGISTRY_MISSES", raising=False)
+    monkeypatch.delenv("KERNEL_REGISTRY_PROFILE", raising=False)
     monkeypatch.delenv("KERNEL_REGISTRY_RECORD", raising=False)
     monkeypatch.delenv("KERNEL_REGISTRY_STRICT", raising=False)
 

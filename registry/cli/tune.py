@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import app as application
 from .options import SEVERAL, Database, Json, Plugins, catalog_with, number, split, whole_number
+from .problems import options as of_model
+from .problems.told import check_source, told_shapes
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -21,14 +22,8 @@ if TYPE_CHECKING:
 
 UNDECIDED = 1
 
-ShapesFile = Annotated[
-    Path,
-    typer.Option(
-        "--shapes", metavar="FILE", help="The problems, e.g. configs/llm.yaml; docs/shapes.md has the grammar."
-    ),
-]
 TunedOps = Annotated[
-    list[str] | None, typer.Option("--op", metavar="OP", help=f"Only this op. {SEVERAL} Default: all in the file.")
+    list[str] | None, typer.Option("--op", metavar="OP", help=f"Only this op. {SEVERAL} Default: all of the problems.")
 ]
 Devices = Annotated[
     str | None,
@@ -100,7 +95,19 @@ Storage = Annotated[
 
 
 def tune(  # noqa: PLR0913, PLR0917  (an option each)
-    shapes: ShapesFile,
+    shapes: of_model.ShapesFile = None,
+    model: of_model.ModelName = None,
+    from_misses: of_model.FromMisses = False,
+    batch: of_model.Batches = None,
+    context: of_model.Contexts = None,
+    model_dtype: of_model.ModelDtype = None,
+    tensor_parallel: of_model.TensorParallel = 1,
+    quantize: of_model.QuantizedAs = "none",
+    group_size: of_model.GroupSize = of_model.GROUP_SIZE,
+    separate: of_model.Separate = False,
+    page: of_model.Page = 0,
+    training: of_model.Training = False,
+    save_shapes: of_model.SaveShapes = None,
     op: TunedOps = None,
     implementations: Implementations = None,
     device: Devices = None,
@@ -126,20 +133,23 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     _check_positive("--budget", budget)
     _check_positive("--trials", trials)
     _check_positive("--time-limit", time_limit)
+    told_model = of_model.ModelOptions(
+        model, batch, context, model_dtype, tensor_parallel, quantize, group_size, separate, page, training, save_shapes
+    )
+    check_source(shapes, told_model, misses=from_misses)
     ops, names = split("--op", op), split("--implementations", implementations)
     from ..tuner.processes import spawning
     from ..tuner.workers import preloading
 
     # the processes of the run import torch while this one reads the file
     with spawning.kept(preloading.ENTRY, now=not dry_run):
-        from ..tuner.shapes.shapes import read_shapes
-
         there, catalog = _devices(device), catalog_with(plugin)
-        told = read_shapes(shapes, catalog, ops)
+        told, notes = told_shapes(shapes, told_model, catalog, ops, there[0])
         if dry_run:
-            _show_plan(told, catalog, there, names, every=all_sizes, json=json)
+            _show_plan(told, catalog, there, names, notes, every=all_sizes, json=json)
             return
         from ..tuner import run
+        from ..tuner.events import Note
         from ..tuner.limits import Budget
         from ..tuner.options import TuneOptions
 
@@ -149,6 +159,8 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
             sampler=sampler, storage=storage,
         )  # fmt: skip
         with _display(json) as display:
+            for note in notes:
+                display(Note(note))
             results = run.tune(
                 told.all, catalog=catalog, device=there, database=db, options=options, observer=display,
                 counts=told.counts,
@@ -164,7 +176,14 @@ def _devices(wanted: str | None) -> tuple[Device, ...]:
 
 
 def _show_plan(
-    told: ToldShapes, catalog: Catalog, devices: Sequence[Device], names: list[str], *, every: bool, json: bool
+    told: ToldShapes,
+    catalog: Catalog,
+    devices: Sequence[Device],
+    names: list[str],
+    notes: Sequence[str],
+    *,
+    every: bool,
+    json: bool,
 ) -> None:
     from ..device import by_hardware
     from ..tuner.planning.compiling import with_launches_checked
@@ -177,7 +196,7 @@ def _show_plan(
         (group, [with_launches_checked(one) for one in plan(wanted.problems, catalog, group[0], names)])
         for group in by_hardware(devices)
     ]
-    show(planned, wanted.notes, json=json)
+    show(planned, (*notes, *wanted.notes), json=json)
 
 
 def _check_positive(option: str, value: float | None) -> None:

@@ -45,6 +45,9 @@ from .warning import tell_caller
 _NOT_ENQUEUED = (NotReadyError, NotLaunchedError)
 """Faults raised before a plan has enqueued anything. Other faults may come from its second launch, after the first."""
 
+_CHOSEN = frozenset({"exact", "forced"})
+"""Steps of answers that tuning a problem would not change."""
+
 _MOST_FORCED = 32
 """The most implementations forced by ``using`` (with their configs) whose tables are kept."""
 
@@ -137,7 +140,7 @@ class Miss:
         if not warming:
             resolved.calls.hit()
         if not strange and not warming:
-            self._report(asked)
+            self._report(asked, resolved)
         if not strange and not asked.capturing:
             self.plans.remember(resolved, forced, generations[1])
             # makeshift answers for inference tensors (whose changes cannot be followed) are kept: only they match
@@ -181,6 +184,7 @@ class Miss:
             return None
         self._missed.hit()
         resolved.calls.hit()
+        self._note(resolved)
         answer = grad, run, resolved.calls.hit, resolved
         self.entries.add_like(table, generations[0], shape, values, free, answer, resolved.conditions)
         return (outputs,)
@@ -261,10 +265,26 @@ class Miss:
         named = {**dict(zip(self._names, args, strict=False)), **attributes}
         return without_lists([named.get(one.name, one.default) for one in self._op.parsed.parameters])
 
-    def _report(self, asked: Asked) -> None:
-        """Record the call's problem, if recording is on and there was anything to launch."""
-        if self._watch.active and not nothing_to_launch(asked.tensors):
-            self._watch.seen(asked.problem)
+    def _report(self, asked: Asked, missed: Resolved | None = None) -> None:
+        """Record the call's problem, if recording is on and there was anything to launch; note an answer to a miss."""
+        watch = self._watch
+        if not (watch.active or watch.misses.active) or nothing_to_launch(asked.tensors):
+            return
+        if watch.active:
+            watch.seen(asked.problem)
+        if missed is not None:
+            self._note(missed)
+
+    def _note(self, resolved: Resolved) -> None:
+        """Count the calls that ``resolved`` answers as missed, unless a winner of their problem or a user chose it."""
+        misses, problem = self._watch.misses, resolved.problem
+        if (
+            misses.active
+            and problem is not None
+            and resolved.choice.step not in _CHOSEN
+            and self._mode() != "reference"
+        ):
+            misses.note(problem, resolved.calls)
 
     def _put_aside(self, resolved: Resolved, fault: Exception, forced: Forced | None, generation: int) -> bool:
         """Put the failed candidate aside. Returns True if another candidate may answer the call.

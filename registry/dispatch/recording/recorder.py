@@ -15,15 +15,13 @@ from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from pathlib import Path
 
-import torch
-
 from ...api_checks import file_of
-from ...device import Device
 from ...errors import RegistryError
 from ...forking import call_in_child
 from ...problem import Problem
 from ..warning import DispatchWarning
 from . import recording_file
+from .misses import Misses
 
 VARIABLE = "KERNEL_REGISTRY_RECORD"
 
@@ -60,7 +58,9 @@ class _Recording:
         if not counts:
             return False
         try:
-            recording_file.add(self.path, counts, self.left_out, _place(), f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
+            recording_file.add(
+                self.path, counts, self.left_out, recording_file.place(), f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+            )
         except OSError as fault:
             raise RegistryError(
                 f"record: {self.path} could not be written: {fault.strerror}",
@@ -72,6 +72,8 @@ class _Recording:
 class Recorder:
     """Records the problems of calls. While ``active`` is 0 nothing is recorded, and ``seen`` need not be called.
 
+    ``misses`` counts the calls without an exact winner.
+
     ``KERNEL_REGISTRY_RECORD=path`` records from the first call to the end of the process, child processes too.
     """
 
@@ -79,6 +81,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._recordings: tuple[_Recording, ...] = ()
         self._wanted = environ.get(VARIABLE, "")
+        self.misses = Misses(environ)
         self._whole: _Recording | None = None
         self._refused = False
         self.active = 1 if self._wanted else 0
@@ -180,12 +183,6 @@ def _save_at_exit(recording: _Recording) -> None:
         recording.save()
     except RegistryError as fault:
         warnings.warn(DispatchWarning(str(fault)), stacklevel=1)
-
-
-def _place() -> str:
-    """``NVIDIA H200, torch 2.11.0``: hardware and torch; a GPU is only initialised if the program has used it."""
-    device = Device.of("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
-    return f"{device.name}, torch {torch.__version__}"
 
 
 def _after_fork() -> None:

@@ -6,13 +6,16 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...contract import COUNT
+from ...device import Device
 from ...errors import RegistryError, ShapesFileError
 from ...paths import write_whole
 from ...problem import Problem, Value, canonical_json
@@ -92,6 +95,12 @@ def add(path: Path, counts: Mapping[Problem, int], left_out: int, place: str, da
         write_whole(path, text(recorded, path.name).encode())
 
 
+def place() -> str:
+    """Hardware and torch, ``NVIDIA H200, torch 2.11.0``; a GPU is only initialised if the program has used it."""
+    device = Device.of("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
+    return f"{device.name}, torch {torch.__version__}"
+
+
 def read(path: Path) -> Recorded:
     """An earlier recording. Raises ShapesFileError for any other file."""
     from ...untrusted.yaml_document import Document, bounded_text
@@ -130,11 +139,17 @@ def text(recorded: Recorded, name: str) -> str:
     if recorded.left_out:
         lines.append(f"{_LEFT_OUT}{recorded.left_out} calls of problems beyond the first {MOST_PROBLEMS}")
     for op in sorted(recorded.rows):
-        lines += ["", f"{op if op.replace('::', '_').isidentifier() else _scalar(op)}:"]
-        for dims, count in sorted(recorded.rows[op].values(), key=lambda row: _order(row[0])):
-            pairs = ", ".join(f"{_scalar(key)}: {_written(value)}" for key, value in {**dims, COUNT: count}.items())
-            lines.append(f"  - {{{pairs}}}")
+        lines += ["", *entry_lines(op, sorted(recorded.rows[op].values(), key=lambda row: _order(row[0])))]
     return "\n".join(lines) + "\n"
+
+
+def entry_lines(op: str, rows: Iterable[RecordedRow]) -> list[str]:
+    """The lines of a shapes file for one op: its name, then an entry with its count for each problem."""
+    lines = [f"{op if op.replace('::', '_').isidentifier() else _scalar(op)}:"]
+    for dims, count in rows:
+        pairs = ", ".join(f"{_scalar(key)}: {_written(value)}" for key, value in {**dims, COUNT: count}.items())
+        lines.append(f"  - {{{pairs}}}")
+    return lines
 
 
 def _rows(path: Path, op: object, entries: object) -> dict[str, RecordedRow]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from .applying import apply, restore
+from .attention import registry_attention
 from .quantization import RegistryConfig, load, lora_config
+from .report import Report
 
-__all__ = ["RegistryConfig", "load", "lora_config"]
+__all__ = ["RegistryConfig", "Report", "apply", "load", "lora_config", "registry_attention", "restore"]

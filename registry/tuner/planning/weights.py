@@ -126,6 +126,13 @@ def weigh(
     return Weights({problem: us / total for problem, us in times.items()}, dict(counts))
 
 
+def weigh_roughly(counts: Mapping[Problem, int], op_of: Callable[[str], Op], device: Device) -> Mapping[Problem, float]:
+    """The share of the counted calls' time that each problem takes, by its floor alone."""
+    times = {problem: count * floor_us(op_of(problem.op), problem, device) for problem, count in counts.items()}
+    total = sum(times.values())
+    return {problem: us / total for problem, us in times.items()}
+
+
 def floor_us(op: Op, problem: Problem, device: Device) -> float:
     """A rough bound of a call's time in µs: a launch, plus the longer of moving its bytes and computing its FLOP."""
     floor = op.floor(problem)

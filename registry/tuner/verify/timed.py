@@ -74,10 +74,11 @@ class TimedPlan:
         )
 
     def _looked_at(self) -> list[SpreadElements]:
-        specs = [spec for spec in self._plan.signature.outputs.values() if spec.numel]
+        # an output may be empty, e.g. the gradient of a bias that is not given
+        specs = [(place, spec) for place, spec in enumerate(self._plan.signature.outputs.values()) if spec.numel]
         if self._functional:
-            return [OfReturned(spec, self.outputs, place) for place, spec in enumerate(specs)]
-        return [OfStack(spec, stack) for spec, stack in zip(specs, self._stacks, strict=True)]
+            return [OfReturned(spec, self.outputs, place) for place, spec in specs]
+        return [OfStack(spec, self._stacks[place]) for place, spec in specs]
 
     def _places(self) -> tuple[int, ...]:
         """Places of arguments of which an element may change; not weights of prepared tensors, made anew otherwise."""

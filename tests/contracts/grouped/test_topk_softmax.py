@@ -180,3 +180,14 @@ def test_experts_outside_of_the_row_are_found_where_data_are_checked(monkeypatch
     experts = torch.tensor([[0, 7]], dtype=torch.int32)
     with pytest.raises(OutOfRangeError, match=r"experts\[0, 1\] is 7, expected 0 to 6, an expert"):
         call(torch.ones(1, 2), torch.ones(1, 7), experts, 2)
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_two_outliers_of_a_row_have_a_half_each(renormalize: bool) -> None:
+    """Their exponentials are equal: an error of the sum's logarithm at the size of the logits must not show."""
+    logits = torch.zeros(3, 64)
+    logits[1, [5, 9]] = 40.0
+    with registry.using(topk_softmax="torch.native"):
+        weights, experts = registry.call("topk_softmax", logits, 2, renormalize=renormalize)
+    assert weights[1].tolist() == [0.5, 0.5]
+    assert sorted(experts[1].tolist()) == [5, 9]

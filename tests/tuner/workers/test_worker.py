@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from registry.artifact import Built
+from registry.contracts.linear_backward import LINEAR_BACKWARD
 from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.implementation import Implementation, Run
@@ -17,6 +19,7 @@ from registry.space import Config, Space
 from registry.tuner.jobs import PROBED, BlockJob, Entrant, Outcome, TrialJob, VerificationJob
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.workers.worker import Worker
+from registry_torch.linear import LinearBackward
 
 CPU = Device.of("cpu")
 N = 1000
@@ -156,3 +159,36 @@ def test_an_entrant_of_the_finals_is_given_the_memory_of_other_problems_too(
     assert short_trial(worker, N + 1).status == "ok"
     short.lacking = 1
     assert worker.block(job, lambda step: None).faults == ("",)
+
+
+class EmptyFirst(Implementation):
+    """The gradients of linear, returned; that of x is not needed, so that the first output is empty."""
+
+    op, name = "linear_backward", "test.returned"
+    device_types = frozenset({"cpu"})
+    returns_outputs = True
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        return lambda _outputs, arguments, _scratch: LINEAR_BACKWARD.reference(*arguments)
+
+
+def needing_no_x(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    *given, _, need_weight, need_bias = LINEAR_BACKWARD.inputs(problem, kind, generator)
+    return *given, False, need_weight, need_bias
+
+
+@pytest.mark.parametrize("name", ["torch.native", "test.returned"])
+def test_an_output_may_be_empty_before_or_after_others(name: str) -> None:
+    """Without a bias it has no gradient, and without a need for it nor has x."""
+    catalog = Catalog(entry_points=())
+    catalog.define(replace(LINEAR_BACKWARD, name="acme::lb", schema=RENAMED, inputs=needing_no_x))
+    for implementation in (EmptyFirst(), LinearBackward()):
+        implementation.op = "acme::lb"
+        catalog.register(implementation)
+    dims: dict[str, Value] = {"m": 32, "n": 48, "k": 16, "dtype": "float32", "bias": False}
+    job = TrialJob(1, "acme::lb", dims, Entrant(name, {}), PROTOCOL, 0)
+    found = Worker(catalog, CPU).trial(job, lambda step: None)
+    assert (found.status, found.message) == ("ok", "")
+
+
+RENAMED = LINEAR_BACKWARD.schema.replace("linear_backward", "acme::lb", 1)

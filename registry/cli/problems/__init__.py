@@ -1,0 +1,1 @@
+"""The problems that ``tune`` is told: from a shapes file, from a model's config, from what calls missed."""

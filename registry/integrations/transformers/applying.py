@@ -1,0 +1,162 @@
+"""``apply``: a transformers model whose parts run by the registry; ``restore``: as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+
+from ...errors import InvalidArgumentError
+from ...nn import PackedLinear
+from .attention import NAME
+from .forwards.gated_mlps import gate_and_up, replace_gated
+from .forwards.gelus import replace_gelu
+from .forwards.linears import DenseMember, Linear, LinearForward, LinearGroup, PackedMember
+from .forwards.norms import replace_norm
+from .losses import causal_lm_loss
+from .quantizing import Quantized, pack_linears
+from .report import Report
+from .swapping import Swapped, swap, swapped, unswap
+
+Quantize = Literal["int8", "int4", "int2", "int1", "nf4"]
+
+_ATTENTION = "_registry_attention"
+_LOSS = "_registry_loss"
+_PACKED = "_registry_packed"
+_TOGETHER = (("q_proj", "k_proj", "v_proj"),)
+"""Linear layers of one input in attention modules."""
+
+
+def apply(
+    model: torch.nn.Module,
+    *,
+    quantize: Quantize | None = None,
+    group_size: int = 128,
+    symmetric: bool = False,
+    lm_head: bool = False,
+) -> Report:
+    """Let a transformers model's norms, linear layers, MLPs, attention and loss run by the registry, in place.
+
+    quantize     pack the weights of its linear layers: "int4" for 4 bits, with one scale for ``group_size`` of a row.
+                 The weights in full precision are dropped
+    symmetric    packed weights without zero points
+    lm_head      pack the output layer, too
+
+    Parts are found by their structure and, but for linear layers and attention, by what they compute: a part that
+    computes something else stays. The report tells which were replaced, and which left, and why. Names, parameters and
+    ``state_dict`` stay those of the model, unless it is quantised; ``restore`` undoes it. Raises InvalidArgumentError
+    for what is no module, for an unknown ``quantize``, and for weights that are not loaded.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgumentError(f"apply: got a {type(model).__name__}, expected a model (torch.nn.Module)")
+    report = Report()
+    if quantize is not None:
+        packed = pack_linears(model, Quantized.of(quantize, group_size, symmetric), lm_head=lm_head, report=report)
+        setattr(model, _PACKED, packed or getattr(model, _PACKED, False))
+    for name, module in list(model.named_modules()):
+        if not isinstance(module, Swapped):
+            _replace(module, name, report)
+    _replace_attention(model, report)
+    _replace_loss(model, report)
+    return report
+
+
+def restore(model: torch.nn.Module) -> None:
+    """Undo ``apply``: every module has its own forward again, with its own parameters.
+
+    Raises InvalidArgumentError if ``apply`` has packed weights: those in full precision are gone.
+    """
+    if getattr(model, _PACKED, False):
+        raise InvalidArgumentError(
+            "restore: the model was quantised, and its weights in full precision are gone", hint="load it again"
+        )
+    for _, module in list(swapped(model)):
+        if hasattr(module, "registry_group"):
+            _separate(module)
+        unswap(module)
+    if hasattr(model, _ATTENTION):
+        model.set_attn_implementation(getattr(model, _ATTENTION))  # type: ignore[operator]
+        delattr(model, _ATTENTION)
+    if hasattr(model, _LOSS):
+        del model._loss_function
+        delattr(model, _LOSS)
+
+
+def _separate(module: torch.nn.Module) -> None:
+    """Give the parameters of a group's layer memory of their own."""
+    for parameter in module.parameters(recurse=False):
+        parameter.data = parameter.data.clone()
+
+
+def _replace(module: torch.nn.Module, name: str, report: Report) -> None:
+    """Replace one module's forward, and those of its linear layers of one input."""
+    for layers, names in _groups(module):
+        _join(layers, [f"{name}.{one}" for one in names], report)
+    pair = gate_and_up(module)
+    group = None if pair is None else LinearGroup(pair)
+    for part, told in (
+        ("norm", replace_norm(module)),
+        ("gated MLP", replace_gated(module, group)),
+        ("gelu", replace_gelu(module)),
+    ):
+        if told is not None:
+            report.leave(f"{part}: {told}", name) if told else report.add(part, name)
+            return
+    if type(module) is torch.nn.Linear:
+        if type(module.weight.data) is torch.Tensor:
+            swap(module, LinearForward)
+            report.add("linear", name)
+        else:
+            report.leave(f"linear: its weight is a {type(module.weight.data).__name__}", name)
+
+
+def _groups(module: torch.nn.Module) -> Iterator[tuple[list[Linear], tuple[str, ...]]]:
+    for names in _TOGETHER:
+        layers = [getattr(module, name, None) for name in names]
+        found = [layer for layer in layers if type(layer) in {torch.nn.Linear, PackedLinear}]
+        if len(found) == len(names) and len({layer.in_features for layer in found}) == 1:  # type: ignore[union-attr]
+            yield found, names  # type: ignore[misc]
+
+
+def _join(layers: list[Linear], names: list[str], report: Report) -> None:
+    group = LinearGroup(layers)
+    if not group.is_one:
+        return
+    for place, layer in enumerate(layers):
+        member: Any = PackedMember if isinstance(layer, PackedLinear) else DenseMember
+        swap(layer, member, group=group, place=place)
+        report.add("linear layers of one input as one product", names[place])
+
+
+def _replace_attention(model: Any, report: Report) -> None:
+    config = getattr(model, "config", None)
+    now = getattr(config, "_attn_implementation", None)
+    if now is None or not hasattr(model, "set_attn_implementation"):
+        report.leave("attention: no transformers model with attention", "")
+        return
+    if now == NAME:
+        return
+    if not getattr(model, "_supports_attention_backend", False):
+        report.leave("attention: the model has no door for other attention functions", "")
+        return
+    try:
+        model.set_attn_implementation(NAME)
+    except Exception as fault:  # a model refuses in its own way
+        report.leave(f"attention: {type(fault).__name__}: {fault}", "")
+        return
+    setattr(model, _ATTENTION, now)
+    report.add(f"attention ({now} before)", type(model).__name__)
+
+
+def _replace_loss(model: Any, report: Report) -> None:
+    """Replace the loss of a causal language model, by transformers' property for it."""
+    if "loss_function" not in dir(type(model)) or "_loss_function" in model.__dict__:
+        return
+    own = model.loss_function
+    if getattr(own, "__name__", "") != "ForCausalLMLoss":
+        report.leave(f"loss: {getattr(own, '__name__', own)}", type(model).__name__)
+        return
+    model.loss_function = causal_lm_loss
+    setattr(model, _LOSS, True)
+    report.add("loss", type(model).__name__)

@@ -1,0 +1,155 @@
+"""Attention over transformers' caches: importing this registers ``attn_implementation="registry"``.
+
+Keys and values are not expanded for grouped heads. Where a single new token sees all earlier ones, attention_decode
+reads a cache as far as it is filled, also a StaticCache, whose masks transformers would make as long as the cache.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ...api import call
+
+NAME = "registry"
+
+_UNKNOWN = ("position_bias", "s_aux", "head_mask", "cu_seq_lens_q")
+"""Arguments of attention functions that the ops do not take."""
+
+
+def registry_attention(  # noqa: PLR0913
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention of ``query`` [batch, heads, q_len, head_dim] over ``key`` and ``value`` with kv_heads and kv_len.
+
+    ``attention_mask`` is None for causal attention or all keys, what ``registry_mask`` returned, or any mask of four
+    dimensions. Returns [batch, q_len, heads, head_dim] and None. With dropout, and arguments that the ops do not take,
+    transformers' own function of torch computes it, or its eager one for logits with a cap.
+    """
+    if dropout or key.shape[-1] != value.shape[-1] or any(others.get(name) is not None for name in _UNKNOWN):
+        return _by_transformers(
+            module, query, key, value, attention_mask, scaling, dropout, is_causal, softcap, sliding_window, others
+        )
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    cap, q_len = softcap or 0.0, q.shape[1]
+    if attention_mask is not None and not _is_lengths(attention_mask):
+        mask = _broadcast(attention_mask, query, key)
+        out, _ = call("attention", q, k, v, mask, scale=scaling, softcap=cap)
+        return out, None
+    window = -1 if sliding_window is None or not causal else sliding_window - 1
+    if q_len == 1 and causal:
+        filled = _full(q.shape[0], k.shape[1], q.device) if attention_mask is None else attention_mask.view(-1)
+        out, _ = call("attention_decode", q, k, v, filled, scale=scaling, softcap=cap, window=window)
+        return out, None
+    if causal and k.shape[1] > q_len:
+        # the first tokens in an empty StaticCache, whose other slots are behind them
+        k, v = k[:, :q_len], v[:, :q_len]
+    out, _ = call("attention", q, k, v, causal=causal, scale=scaling, softcap=cap, window=window)
+    return out, None
+
+
+def registry_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Any = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    **others: Any,
+) -> torch.Tensor | None:
+    """The mask that ``registry_attention`` gets: of one new token without padding the number of keys that it sees.
+
+    That is int32 [batch, 1, 1, 1]. All else is transformers' mask for torch's attention: None if that is causal, or
+    bool [batch, 1, q_len, kv_len].
+    """
+    plain = q_length == 1 and mask_function is causal_mask_function and not kv_offset
+    if plain and (attention_mask is None or (not is_dynamo_compiling() and bool(attention_mask.all()))):
+        if not isinstance(q_offset, torch.Tensor):
+            filled = torch.full((batch_size, 1, 1, 1), q_offset + 1, dtype=torch.int32, device=others.get("device"))
+        else:
+            filled = (q_offset.reshape(-1, 1, 1, 1) + 1).to(torch.int32).expand(batch_size, 1, 1, 1).contiguous()
+        return filled if isinstance(q_offset, torch.Tensor) or kv_length != q_offset + 1 else None
+    made: torch.Tensor | None = sdpa_mask(
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        **others,
+    )
+    return made
+
+
+def _is_lengths(mask: torch.Tensor) -> bool:
+    return mask.dtype == torch.int32
+
+
+def _broadcast(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """A mask of the keys that there are, in a dtype that attention takes."""
+    mask = mask[..., : key.shape[2]]
+    return mask if mask.dtype in {torch.bool, query.dtype} else mask.to(query.dtype)
+
+
+def _full(batch: int, length: int, device: torch.device) -> torch.Tensor:
+    if is_dynamo_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return torch.full((batch,), length, dtype=torch.int32, device=device)
+    return _kept_full(batch, length, device, torch.is_inference_mode_enabled())
+
+
+@lru_cache(maxsize=16)
+def _kept_full(batch: int, length: int, device: torch.device, _inference: bool) -> torch.Tensor:
+    """The lengths of sequences of one length, which all layers of a model share."""
+    return torch.full((batch,), length, dtype=torch.int32, device=device)
+
+
+def _by_transformers(  # noqa: PLR0913, PLR0917
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    dropout: float,
+    is_causal: bool | None,
+    softcap: float | None,
+    sliding_window: int | None,
+    others: dict[str, Any],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if mask is not None and _is_lengths(mask):
+        places = torch.arange(key.shape[2], device=key.device)
+        mask = places < mask
+    name = "sdpa" if not softcap else "flex_attention"
+    function = ALL_ATTENTION_FUNCTIONS[name]
+    given = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "sliding_window": sliding_window, **others}
+    if softcap:
+        given["softcap"] = softcap
+    found: tuple[torch.Tensor, torch.Tensor | None] = function(module, query, key, value, mask, **given)
+    return found
+
+
+AttentionInterface.register(NAME, registry_attention)
+AttentionMaskInterface.register(NAME, registry_mask)

@@ -1,0 +1,31 @@
+"""Activation functions by name, found by what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+
+from ..proofs import disagreement
+
+Kind = Literal["silu", "gelu", "gelu_tanh"]
+
+_FUNCTIONS: Mapping[Kind, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+}
+
+_WIDE = torch.empty(0, dtype=torch.float64)
+"""In float64 the two forms of gelu differ by far more than roundings."""
+
+
+def activation_kind(function: object) -> Kind | None:
+    """Which of the known activations a function or module computes; None for another one."""
+    if not callable(function):
+        return None
+    for kind, known in _FUNCTIONS.items():
+        if not disagreement(function, known, 64, _WIDE):
+            return kind
+    return None

@@ -1,0 +1,93 @@
+"""Gated MLPs: gate and up as one product, and the activation with the multiplication as one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ....api import call
+from ....nn import PackedLinear
+from ..proofs import disagreement
+from ..swapping import Swapped, swap, unswap
+from .activations import Kind, activation_kind
+from .linears import Linear, LinearGroup
+
+_ACTIVATIONS = ("act_fn", "activation_fn", "act")
+_JOINT = ("gate_up_proj",)
+
+
+class GatedForward(Swapped):
+    """``down(act(gate(x)) * up(x))`` where gate and up are a group of linear layers."""
+
+    down_proj: torch.nn.Module
+    registry_gate_up: LinearGroup
+    registry_kind: Kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        both = self.registry_gate_up.product(x)
+        if both is None:
+            plain: torch.Tensor = super().forward(x)
+            return plain
+        y: torch.Tensor = self.down_proj(gated(both, self.registry_kind))
+        return y
+
+
+class JointGatedForward(Swapped):
+    """``down(act(gate) * up)`` where gate and up come out of one linear layer of the model's own."""
+
+    down_proj: torch.nn.Module
+    gate_up_proj: torch.nn.Module
+    registry_kind: Kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.down_proj(gated(self.gate_up_proj(x), self.registry_kind))
+        return y
+
+
+def gated(both: torch.Tensor, kind: Kind) -> torch.Tensor:
+    """``act(gate) * up`` of ``[..., 2 * d]``, gate first."""
+    y: torch.Tensor
+    if kind == "silu":
+        y = call("silu_and_mul", both)
+    else:
+        y = call("gelu_and_mul", both, approximate="tanh" if kind == "gelu_tanh" else "none")
+    return y
+
+
+def gate_and_up(module: torch.nn.Module) -> tuple[Linear, Linear] | None:
+    """The two linear layers of a gated MLP; None for another module."""
+    gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
+    if not isinstance(gate, Linear) or not isinstance(up, Linear) or not isinstance(down, torch.nn.Module):
+        return None
+    return (gate, up) if (gate.in_features, gate.out_features) == (up.in_features, up.out_features) else None
+
+
+def replace_gated(module: torch.nn.Module, group: LinearGroup | None) -> str | None:
+    """Replace a gated MLP's forward; ``group``: of its gate and up, if these are two layers.
+
+    Returns why not, "" if it is replaced, and None for another module.
+    """
+    joint = next((layer for name in _JOINT if isinstance(layer := getattr(module, name, None), Linear)), None)
+    if (group is None and joint is None) or not hasattr(module, "down_proj"):
+        return None
+    functions = (getattr(module, name, None) for name in _ACTIVATIONS)
+    kind = activation_kind(next((function for function in functions if function is not None), None))
+    if kind is None:
+        return "its activation function is neither silu nor gelu"
+    made: Any = GatedForward if group is not None else JointGatedForward
+    before = type(module).forward
+    like, cols = _like(group, joint)
+    own = before.__get__(module)
+    swap(module, made, kind=kind, **({} if group is None else {"gate_up": group}))
+    told = disagreement(own, module.forward, cols, like)
+    if told:
+        unswap(module)
+    return told
+
+
+def _like(group: LinearGroup | None, joint: Linear | None) -> tuple[torch.Tensor, int]:
+    """A tensor with the dtype and device of the activations, and their columns."""
+    layer = group.layers[0] if group is not None else joint
+    assert layer is not None
+    return (layer.scales if isinstance(layer, PackedLinear) else layer.weight), layer.in_features

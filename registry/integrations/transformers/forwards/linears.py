@@ -1,0 +1,210 @@
+"""Linear layers by the op linear, alone and several of one input as one product."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from ....api import call
+from ....nn import PackedLinear
+from ....packed import PackedWeight
+from ..swapping import Swapped
+
+Linear = torch.nn.Linear | PackedLinear
+
+
+class LinearForward(Swapped):
+    """``linear(x, weight, bias)``; the layer's own forward under autocast, and if ``x`` has another dtype."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.weight
+        if x.dtype is not weight.dtype or torch.is_autocast_enabled(x.device.type):
+            plain: torch.Tensor = super().forward(x)
+            return plain
+        y: torch.Tensor = call("linear", x, weight, self.bias)
+        return y
+
+
+class MemberForward(Swapped):
+    """One of several linear layers of one input: the first that is called computes the product of all.
+
+    ``own`` is the layer's forward without the others, for inputs and states in which these are not one product.
+    """
+
+    registry_group: LinearGroup
+    registry_place: int
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product = self.registry_group.part(x, self.registry_place)
+        return self.own(x) if product is None else product
+
+    def own(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # a conversion reaches the layers one after another
+        if self.registry_place == len(self.registry_group.layers) - 1:
+            self.registry_group.join()
+        return self
+
+
+class DenseMember(MemberForward, LinearForward):
+    """A dense layer of a group."""
+
+    def own(self, x: torch.Tensor) -> torch.Tensor:
+        return LinearForward.forward(self, x)
+
+
+class PackedMember(MemberForward):
+    """A packed layer of a group."""
+
+    def own(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = super(MemberForward, self).forward(x)
+        return y
+
+
+class LinearGroup:
+    """Linear layers that are called with one input, e.g. query, key and value: their weights are parts of one.
+
+    Each layer keeps its own parameters or buffers, which are views of the joint tensors. Where they are not, e.g. after
+    FSDP has replaced them, each layer computes for itself.
+    """
+
+    def __init__(self, layers: Sequence[Linear]) -> None:
+        self.layers = tuple(layers)
+        self.sizes = [layer.out_features for layer in layers]
+        self._weight: torch.Tensor | PackedWeight | None = None
+        self._bias: torch.Tensor | None = None
+        self._waiting: tuple[torch.Tensor, int, Sequence[torch.Tensor]] | None = None
+        self.join()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LinearGroup:
+        made = memo[id(self)] = object.__new__(LinearGroup)
+        made.__dict__.update(self.__dict__, _weight=None, _bias=None, _waiting=None)
+        # copies that are still being filled: their tensors are joined when one is called
+        made.layers, made._is_joined = tuple([copy.deepcopy(layer, memo) for layer in self.layers]), False
+        return made
+
+    @property
+    def in_features(self) -> int:
+        """Columns of the input."""
+        return self.layers[0].in_features
+
+    @property
+    def is_one(self) -> bool:
+        """Whether the layers are one product."""
+        return self._joint() is not None
+
+    def product(self, x: torch.Tensor) -> torch.Tensor | None:
+        """The outputs of all layers, one after another in the last dimension; None if they are not one product now."""
+        weight = self._joint()
+        if weight is None or x.dtype is not weight.dtype:
+            return None
+        if isinstance(weight, PackedWeight):
+            packed: torch.Tensor = call(_op(weight), x, weight)
+            return packed if self._bias is None else packed + self._bias
+        if torch.is_autocast_enabled(x.device.type):
+            return None
+        if torch.is_grad_enabled() and any(_main(layer).requires_grad for layer in self.layers):
+            return None
+        dense: torch.Tensor = call("linear", x, weight, self._bias)
+        return dense
+
+    def part(self, x: torch.Tensor, place: int) -> torch.Tensor | None:
+        """The output of one layer, from the latest product if that was of ``x`` too; None as in ``product``."""
+        version = 0 if is_dynamo_compiling() or x.is_inference() else x._version
+        waiting = self._waiting
+        if waiting is not None and waiting[0] is x and waiting[1] == version:
+            parts = waiting[2]
+        else:
+            y = self.product(x)
+            if y is None:
+                return None
+            parts = y.split(self.sizes, -1)
+        self._waiting = None if place == len(self.sizes) - 1 else (x, version, parts)
+        return parts[place]
+
+    def join(self) -> None:
+        """Make the layers' tensors views of joint ones, if they are plain tensors of one kind."""
+        self._weight = self._bias = self._waiting = None
+        self._is_joined, layers = True, self.layers
+        if all(isinstance(layer, torch.nn.Linear) for layer in layers):
+            weights = [*map(_main, layers)]
+            if _alike(weights):
+                self._weight = _joined([weight.data for weight in weights], 0)
+                for weight, part in zip(weights, self._weight.split(self.sizes), strict=True):
+                    weight.data = part
+        elif all(isinstance(layer, PackedLinear) for layer in layers):
+            self._weight = _joined_packed(layers)  # type: ignore[arg-type]
+        biases = [layer.bias for layer in layers]
+        if all(bias is None for bias in biases):
+            return
+        if any(bias is None for bias in biases) or not _alike(biases):  # type: ignore[arg-type]
+            self._weight = None
+            return
+        self._bias = _joined([bias.data for bias in biases if bias is not None], 0)
+        for bias, part in zip(biases, self._bias.split(self.sizes), strict=True):
+            assert bias is not None
+            bias.data = part
+
+    def _joint(self) -> torch.Tensor | PackedWeight | None:
+        """The joint weight, if the layers' tensors are still its parts."""
+        if not self._is_joined:
+            self.join()
+        weight = self._weight
+        if weight is None or is_dynamo_compiling():
+            return weight
+        joint = weight.qweight if isinstance(weight, PackedWeight) else weight
+        first, last = (_main(self.layers[place]) for place in (0, -1))
+        step = 1 if isinstance(weight, PackedWeight) else joint.stride(0)
+        behind = (sum(self.sizes) - self.sizes[-1]) * step * joint.element_size()
+        begin = joint.data_ptr()
+        return weight if first.data_ptr() == begin and last.data_ptr() == begin + behind else None
+
+
+def _main(layer: Linear) -> torch.Tensor:
+    return layer.qweight if isinstance(layer, PackedLinear) else layer.weight
+
+
+def _op(weight: PackedWeight) -> str:
+    return f"gemm_{weight.codebook or f'int{weight.bits}'}"
+
+
+def _alike(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors are plain ones with memory, of one dtype and device."""
+    plain = all(type(each.data) is torch.Tensor and not each.is_meta for each in tensors)
+    return plain and len({(each.dtype, each.device) for each in tensors}) == 1
+
+
+def _joined(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.cat(list(parts), dim)
+
+
+def _joined_packed(layers: Sequence[PackedLinear]) -> PackedWeight | None:
+    """The joint weight, of which the layers' buffers then are views; None for layers that differ in their form."""
+    weights = [layer.held for layer in layers]
+    first = weights[0]
+    forms = {(each.bits, each.group_size, each.codebook, each.dtype, each.zeros is None) for each in weights}
+    if len(forms) > 1 or any(each.g_idx is not None or each.qweight.is_meta for each in weights):
+        return None
+    sizes = [layer.out_features for layer in layers]
+    joint: dict[str, torch.Tensor | None] = {"zeros": None}
+    for name in ("qweight", "scales", *(() if first.zeros is None else ("zeros",))):
+        whole = joint[name] = _joined([getattr(each, name) for each in weights], 1)
+        for layer, part in zip(layers, whole.split(sizes, 1), strict=True):
+            layer._buffers[name] = part
+    assert joint["qweight"] is not None
+    assert joint["scales"] is not None
+    shape = (sum(sizes), first.shape[1])
+    return PackedWeight(
+        joint["qweight"], joint["scales"], joint["zeros"], first.bits, first.group_size, shape, codebook=first.codebook
+    )

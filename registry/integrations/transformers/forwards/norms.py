@@ -1,0 +1,94 @@
+"""Norms over the last dimension by rms_norm and layer_norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from ....api import call
+from ..proofs import disagreement
+from ..swapping import Swapped, swap
+
+_EPS = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_epsilon")
+_OFFSETS = (0.0, 1.0)
+"""What a norm adds to its weight: 1 in Gemma's form."""
+
+
+class RmsNormForward(Swapped):
+    """``rms_norm(x, weight + offset)``; for activations of another dtype than the weight's the module's own forward."""
+
+    weight: torch.nn.Parameter
+    registry_eps: float
+    registry_offset: float
+    registry_shifted: tuple[int, int, torch.Tensor] | None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight: torch.Tensor = self.weight
+        if x.dtype is not weight.dtype:
+            plain: torch.Tensor = super().forward(x)
+            return plain
+        if self.registry_offset:
+            weight = self._shifted(weight)
+        y: torch.Tensor = call("rms_norm", x, weight, eps=self.registry_eps)
+        return y
+
+    def _shifted(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight plus the offset in fp32, made once while nothing records its gradient."""
+        if is_dynamo_compiling() or torch.is_grad_enabled() or weight.is_inference():
+            return weight.float() + self.registry_offset
+        known, now = self.registry_shifted, (weight.data_ptr(), weight._version)
+        if known is None or known[:2] != now:
+            known = *now, weight.float() + self.registry_offset
+            object.__setattr__(self, "registry_shifted", known)
+        return known[2]
+
+
+class LayerNormForward(Swapped):
+    """``layer_norm`` over the last dimension."""
+
+    weight: torch.nn.Parameter | None
+    bias: torch.nn.Parameter | None
+    eps: float
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.weight, self.bias
+        if weight is not None and x.dtype is not weight.dtype:
+            plain: torch.Tensor = super().forward(x)
+            return plain
+        y: torch.Tensor = call("layer_norm", x, weight, bias, eps=self.eps)
+        return y
+
+
+def replace_norm(module: torch.nn.Module) -> str | None:
+    """Replace a norm's forward. Returns why not, "" if it is replaced, and None for what is no norm."""
+    if isinstance(module, torch.nn.LayerNorm):
+        if len(module.normalized_shape) != 1:
+            return "a layer norm over several dimensions"
+        swap(module, LayerNormForward)
+        return ""
+    weight = _only_weight(module)
+    eps = next((float(getattr(module, name)) for name in _EPS if isinstance(getattr(module, name, None), float)), None)
+    if weight is None or eps is None:
+        return None
+    told = ""
+    for offset in _OFFSETS:
+        told = disagreement(module.forward, lambda x, by=offset: _normed(x, weight, eps, by), len(weight), weight)  # type: ignore[misc]
+        if not told:
+            swap(module, RmsNormForward, eps=eps, offset=offset, shifted=None)
+            return ""
+    return told
+
+
+def _only_weight(module: torch.nn.Module) -> torch.Tensor | None:
+    parameters: dict[str, Any] = dict(module.named_parameters())
+    weight = parameters.get("weight")
+    alone = len(parameters) == 1 and not any(True for _ in module.children())
+    return weight if alone and weight is not None and weight.dim() == 1 else None
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (scaled * (weight.to(wide.dtype) + offset)).to(x.dtype)

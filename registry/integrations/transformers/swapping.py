@@ -1,0 +1,51 @@
+"""Modules whose class is replaced by a subclass with another ``forward``; parameters, buffers and names stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+
+_OWN = "registry_"
+"""How the names of attributes begin that a swapped module has in addition."""
+
+
+class Swapped(torch.nn.Module):
+    """The base of all classes that ``swap`` puts before a module's own one.
+
+    An instance stays an instance of its own class, so that PEFT, FSDP and parallel plans find it as before, and its
+    ``state_dict`` is unchanged.
+    """
+
+    registry_class: type[torch.nn.Module]
+    """The module's own class."""
+
+
+def swap(module: torch.nn.Module, forward: type[Swapped], **attributes: Any) -> None:
+    """Let ``module`` run the ``forward`` of another class; ``attributes`` are set on it."""
+    for name, value in attributes.items():
+        # past torch's own, which would register a module or a tensor
+        object.__setattr__(module, _OWN + name, value)
+    module.__class__ = _class(forward, type(module))  # type: ignore[arg-type]
+
+
+def unswap(module: torch.nn.Module) -> None:
+    """Give a swapped module its own class back."""
+    assert isinstance(module, Swapped)
+    module.__class__ = type(module).registry_class  # type: ignore[assignment]
+    for name in [name for name in module.__dict__ if name.startswith(_OWN)]:
+        del module.__dict__[name]
+
+
+def swapped(model: torch.nn.Module) -> Iterator[tuple[str, Swapped]]:
+    """Names and modules of a model that were swapped."""
+    for name, module in model.named_modules():
+        if isinstance(module, Swapped):
+            yield name, module
+
+
+@cache
+def _class(forward: Any, own: Any) -> Any:
+    return type(f"Registry{own.__name__}", (forward, own), {"__module__": own.__module__, "registry_class": own})

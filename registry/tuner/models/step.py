@@ -1,0 +1,202 @@
+"""The problems of a decoder's steps, and how often each is called: a prompt, new tokens one by one, a training step.
+
+Layers of one input are fused, unless they are to stay apart: queries, keys and values, and a gated MLP's gate and up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from ...problem import Value
+from .description import Attention, Decoder, Experts, FeedForward, Layer, Product
+from .workload import Phase, Workload, phases
+
+Dims = dict[str, Value]
+Called = tuple[str, Mapping[str, Value]]
+"""An op and the dimensions of a problem."""
+
+CalledKey = tuple[str, tuple[tuple[str, Value], ...]]
+"""A ``Called`` that can be counted."""
+
+
+def called(decoder: Decoder, workload: Workload) -> Counter[CalledKey]:
+    """Op and dimensions of each problem, with its number of calls in a request, or in a training step."""
+    counts: Counter[CalledKey] = Counter()
+    for batch in dict.fromkeys(workload.batch):
+        for context in dict.fromkeys(workload.context):
+            for phase in phases(batch, context, training=workload.training):
+                for (op, dims), count in _Step(decoder, workload, phase).calls():
+                    counts[op, tuple(dims.items())] += count * phase.times
+    return counts
+
+
+class _Step:
+    """The calls of one step."""
+
+    def __init__(self, decoder: Decoder, workload: Workload, phase: Phase) -> None:
+        self._decoder, self._workload, self._phase = decoder, workload, phase
+        self._dtype, self._tokens = workload.dtype, phase.tokens
+        self._training = phase.kind == "training"
+
+    def calls(self) -> Iterator[tuple[Called, int]]:
+        """Op and dimensions with their number of calls in this step; a problem may come several times."""
+        for layer, count in Counter(self._decoder.layers).items():
+            for one in self._layer(layer):
+                yield one, count
+        for one, count in (*self._ends(), *self._norms()):
+            yield one, count
+
+    def _ends(self) -> Iterator[tuple[Called, int]]:
+        """The embeddings in front of the layers; the head and the loss behind them."""
+        decoder = self._decoder
+        tables = (decoder.vocabulary, decoder.positions) if decoder.positions else (decoder.vocabulary,)
+        for vocabulary in tables:
+            dims: Dims = {"cols": decoder.hidden, "vocabulary": vocabulary, "dtype": self._dtype}
+            yield from self._with_backward("embedding", {"rows": self._tokens, **dims})
+        # a prompt's logits are needed of the last token of each sequence alone
+        for one in self._product(decoder.head, self._tokens if self._training else self._phase.batch):
+            yield one, 1
+        if self._training:
+            loss: Dims = {"rows": self._tokens, "cols": decoder.head.outputs, "reduction": "mean", "weight": False}
+            yield from self._with_backward("cross_entropy", {**loss, "dtype": self._dtype})
+
+    def _with_backward(self, op: str, dims: Mapping[str, Value]) -> Iterator[tuple[Called, int]]:
+        yield (op, dims), 1
+        if self._training:
+            yield (f"{op}_backward", dims), 1
+
+    def _differentiated(self, op: str, dims: Mapping[str, Value]) -> Iterator[Called]:
+        for one, _ in self._with_backward(op, dims):
+            yield one
+
+    # --- norms
+
+    def _norms(self) -> Iterator[tuple[Called, int]]:
+        """Norms of the residual stream. In inference, one behind an addition to the stream is fused with it."""
+        decoder, layers = self._decoder, len(self._decoder.layers)
+        rows: Dims = {"rows": self._tokens, "cols": decoder.hidden}
+        added = (1 if decoder.parallel else 2) * layers  # all but the first follow an addition
+        if decoder.layer_norm:
+            dims: Dims = {**rows, "weight": True, "bias": True, "dtype": self._dtype}
+            for one in self._differentiated("layer_norm", dims):
+                yield one, added + 1
+            return
+        plain = 1 + (2 * layers if decoder.sandwich else 0) + (added if self._training else 0)
+        for one in self._differentiated("rms_norm", {**rows, "dtype": self._dtype}):
+            yield one, plain
+        if not self._training:
+            yield ("fused_add_rms_norm", {**rows, "weight": True, "dtype": self._dtype}), added
+
+    def _norm_of(self, rows: int, cols: int) -> Iterator[Called]:
+        yield from self._differentiated("rms_norm", {"rows": rows, "cols": cols, "dtype": self._dtype})
+
+    # --- a layer
+
+    def _layer(self, layer: Layer) -> Iterator[Called]:
+        attention = layer.attention
+        for product in attention.products:
+            yield from self._product(product, self._tokens)
+        for latent in attention.latents:
+            yield from self._norm_of(self._tokens, latent)
+        if attention.query_norm:
+            for heads in (attention.heads, attention.kv_heads):
+                yield from self._norm_of(self._tokens * heads, attention.head_dim)
+        yield from self._rotation(attention)
+        if attention.uniform:
+            yield from self._attention(attention)
+        if layer.mlp is not None:
+            yield from self._mlp(layer.mlp)
+        if layer.experts is not None:
+            yield from self._experts(layer.experts)
+
+    def _rotation(self, attention: Attention) -> Iterator[Called]:
+        rotary = attention.rotary
+        if rotary is not None and not self._training:  # the op writes in place and has no gradient
+            sizes: Dims = {"heads": rotary.heads, "kv_heads": rotary.kv_heads, "head_dim": rotary.head_dim}
+            kind: Dims = {"rotary_dim": rotary.rotary_dim, "style": rotary.style, "dtype": self._dtype}
+            yield "rotary_embedding", {"tokens": self._tokens, **sizes, **kind}
+
+    def _attention(self, attention: Attention) -> Iterator[Called]:
+        phase, page = self._phase, self._workload.page
+        dims: Dims = {
+            "batch": phase.batch,
+            "heads": attention.heads,
+            "kv_heads": attention.kv_heads,
+            "q_len": phase.q_len,
+            "kv_len": phase.context,
+            "head_dim": attention.head_dim,
+            "span": attention.span,
+            "softcap": attention.softcap,
+            "dtype": self._dtype,
+        }
+        if page and not self._training:
+            cache: Dims = {"kv_heads": attention.kv_heads, "head_dim": attention.head_dim, "block_size": page}
+            yield "kv_cache_append", {"tokens": self._tokens, **cache, "kv_dtype": "auto", "dtype": self._dtype}
+        if phase.kind != "decode":
+            yield from self._differentiated("attention", {**dims, "causal": True, "mask": "none"})
+            return
+        if not page and attention.span:
+            # a cache in rows keeps no more keys than its layer's window
+            dims["kv_len"] = min(phase.context, int(attention.span))
+        rounded = -(-phase.context // page) * page if page else dims["kv_len"]
+        yield "attention_decode", {**dims, "kv_len": rounded, "page": page or False, "kv_dtype": "auto"}
+
+    def _mlp(self, mlp: FeedForward) -> Iterator[Called]:
+        yield from self._product(mlp.into, self._tokens)
+        yield from self._activated(mlp.activation, mlp.gated, self._tokens, mlp.width)
+        yield from self._product(mlp.back, self._tokens)
+
+    def _activated(self, activation: str, gated: bool, rows: int, cols: int) -> Iterator[Called]:
+        approximate: Dims = {"approximate": "tanh" if activation == "gelu_tanh" else "none"}
+        sizes: Dims = {"rows": rows, "cols": cols}
+        if gated and activation == "silu":
+            yield from self._differentiated("silu_and_mul", {**sizes, "dtype": self._dtype})
+        elif gated and activation:
+            yield from self._differentiated("gelu_and_mul", {**sizes, **approximate, "dtype": self._dtype})
+        elif activation.startswith("gelu"):
+            yield from self._differentiated("gelu", {"n": rows * cols, **approximate, "dtype": self._dtype})
+
+    def _experts(self, experts: Experts) -> Iterator[Called]:
+        hidden, width = self._decoder.hidden, experts.width
+        yield from self._product(Product(experts.count, hidden, dense=True), self._tokens)
+        if experts.scoring:
+            choice: Dims = {"experts": experts.count, "top_k": experts.top_k, "renormalize": experts.renormalize}
+            dims: Dims = {"tokens": self._tokens, **choice, "scoring": experts.scoring, "dtype": self._dtype}
+            yield from self._differentiated("topk_softmax", dims)
+        rows = self._tokens * experts.top_k
+        for n, k in ((2 * width, hidden), (hidden, width)):
+            yield from self._grouped({"m": rows, "n": n, "k": k, "experts": experts.count, "routing": "uniform"})
+        yield from self._activated(experts.activation, True, rows, width)
+
+    # --- products
+
+    def _product(self, product: Product, m: int) -> Iterator[Called]:
+        """The calls of a linear layer, or of the layers that it is fused of."""
+        for one in product.separated() if self._workload.separate else (product,):
+            yield from self._linear(one, m)
+
+    def _linear(self, product: Product, m: int) -> Iterator[Called]:
+        """The calls of one layer: with a quantised weight its op, and what quantises the activations."""
+        sizes: Dims = {"m": m, "n": product.outputs, "k": product.inputs}
+        kind = "none" if product.dense else self._workload.quantize
+        group = min(self._workload.group_size, product.inputs)
+        if kind == "int4":
+            yield "gemm_int4", {**sizes, "group_size": group, "bits": 4, "symmetric": False, "dtype": self._dtype}
+        elif kind == "int8":
+            form: Dims = {"group_size": group, "zeros": "integer", "act_order": False}
+            yield "gemm_int8", {**sizes, **form, "bias": product.bias, "dtype": self._dtype}
+        elif kind == "fp8":
+            token: Dims = {"m": m, "k": product.inputs, "group_size": product.inputs, "out_dtype": "float8_e4m3fn"}
+            yield "quantize_per_token", {**token, "scale": False, "dtype": self._dtype}
+            scaled: Dims = {"scales": "row", "bias": product.bias, "out_dtype": self._dtype, "dtype": "float8_e4m3fn"}
+            yield "scaled_mm", {**sizes, **scaled}
+        else:
+            yield from self._differentiated("linear", {**sizes, "bias": product.bias, "dtype": self._dtype})
+
+    def _grouped(self, dims: Mapping[str, Value]) -> Iterator[Called]:
+        if self._workload.quantize == "int4":
+            form: Dims = {"group_size": min(self._workload.group_size, int(dims["k"])), "zeros": "integer"}
+            yield "grouped_gemm_int4", {**dims, **form, "dtype": self._dtype}
+        else:
+            yield from self._differentiated("grouped_gemm", {**dims, "dtype": self._dtype})
