@@ -11,7 +11,7 @@ from ..api import call
 from ..errors import InvalidArgumentError
 from ..packed import PackedExperts
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
+_Activation = Callable[[torch.Tensor], torch.Tensor]
 _PARTS = ("qweight", "scales", "zeros")
 
 

@@ -143,6 +143,10 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         unpack_experts(model, dtype)
         return model
 
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """The model's tensors, contiguous: those of layers that share one product are columns of it."""
+        return {name: tensor.contiguous() for name, tensor in model.state_dict().items()}, {}
+
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
         """True: packed tensors are saved as they are."""
         return True
