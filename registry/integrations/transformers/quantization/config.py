@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ....contracts.gemm_int4 import GROUP_SIZES as INT4_SIZES
 from ....errors import InvalidArgumentError
-from ....packed import BITS, CODEBOOKS, GROUP_SIZES
+from ....packed import BITS, CODEBOOKS, GROUP_SIZES, ZeroKind
 from .checkpoints import FOREIGN, METHOD, LayerFormat, checkpoint_format, method_of
 
 _NOT_BY_GEMM_INT4 = frozenset(GROUP_SIZES) - frozenset(INT4_SIZES)
+
+_PAIRS = tuple([first, second] for first in get_args(ZeroKind) for second in get_args(ZeroKind))
 
 
 @register_quantization_config(METHOD)
@@ -25,7 +27,7 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
                             output embeddings and layers of tied weights, as transformers leaves out. With a list those
                             are packed too, if it does not name them
     modules   of a saved checkpoint: bits, group_size and codebook of each layer that differs from the others
-    experts   of a saved checkpoint: the group_size of packed experts, if there are any
+    experts   of a saved checkpoint: group_size and the two kinds of zero points (gate_up, down) of each layer's experts
     source    of a checkpoint that another library packed: its own quantization_config
     """
 
@@ -37,7 +39,7 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
         codebook: str | None = None,
         modules_to_not_convert: list[str] | None = None,
         modules: Mapping[str, Mapping[str, Any]] | None = None,
-        experts: int | None = None,
+        experts: Mapping[str, Mapping[str, Any]] | None = None,
         source: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
@@ -45,7 +47,7 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
         self.bits, self.group_size, self.symmetric, self.codebook = bits, group_size, symmetric, codebook
         self.modules_to_not_convert = modules_to_not_convert
         self.modules = {name: dict(form) for name, form in (modules or {}).items()}
-        self.experts = experts
+        self.experts = {name: dict(form) for name, form in (experts or {}).items()}
         self.source = None if source is None else dict(source)
         others = {name: value for name, value in others.items() if (name, value) != ("quant_method", METHOD)}
         if others:
@@ -74,13 +76,15 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
 
     def to_dict(self) -> dict[str, Any]:
         """The values as config.json holds them, without what is not given."""
-        given = {name: value for name, value in super().to_dict().items() if value is not None}
-        return given if self.modules else {name: value for name, value in given.items() if name != "modules"}
+        given = super().to_dict().items()
+        return {name: value for name, value in given if value is not None and value != {}}
 
     def _check(self) -> None:
         _one_of("bits", self.bits, BITS)
         _one_of("group_size", self.group_size, (-1, *GROUP_SIZES))
-        _one_of("experts", self.experts, (None, -1, *GROUP_SIZES))
+        for name, form in self.experts.items():
+            _one_of(f"experts[{name!r}].group_size", form.get("group_size"), (-1, *GROUP_SIZES))
+            _one_of(f"experts[{name!r}].zeros", form.get("zeros"), _PAIRS)
         _one_of("symmetric", self.symmetric, (False, True))
         _one_of("codebook", self.codebook, (None, *CODEBOOKS))
         if self.codebook is not None and self.bits != 4:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from ....errors import InvalidArgumentError
 from ....nn import PackedExpertsMlp
-from ....packed import PackedExperts, groups, quantize, words
+from ....packed import GROUP_SIZES, PackedExperts, groups, quantize, words, zero_kind
 from .config import RegistryConfig
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
@@ -50,10 +51,27 @@ def put_experts(model: torch.nn.Module, name: str, gate_up: PackedExperts, down:
     model.set_submodule(name, packed)
 
 
-def put_empty_experts(model: torch.nn.Module, name: str, config: RegistryConfig, group_size: int) -> None:
-    """Replace the experts ``name`` by packed ones without values, on meta, for a checkpoint that holds them."""
-    module = model.get_submodule(name)
-    gate_up, down = (_empty(getattr(module, part), group_size, config.symmetric) for part in (GATE_UP, DOWN))
+def form_of_experts(experts: PackedExpertsMlp) -> dict[str, Any]:
+    """What makes ``put_empty_experts`` build such experts, as JSON holds it; a group of all of K is -1."""
+    size = experts.down.group_size
+    kinds = [zero_kind(part.zeros) for part in (experts.gate_up, experts.down)]
+    return {"group_size": size if size in GROUP_SIZES else -1, "zeros": kinds}
+
+
+def put_empty_experts(model: torch.nn.Module, name: str, group_size: int, zeros: Sequence[str]) -> None:
+    """Replace the experts ``name`` by packed ones without values, on meta, for a checkpoint that holds them.
+
+    zeros  the kinds of zero points of gate_up and of down
+    Raises InvalidArgumentError if the model has no such experts.
+    """
+    module = dict(model.named_modules()).get(name)
+    if module is None or not _looks_so(module):
+        raise InvalidArgumentError(
+            f"RegistryConfig: the checkpoint has packed experts {name}, which {type(model).__name__} has not",
+            hint="is the config.json another model's?",
+        )
+    like = (getattr(module, part) for part in (GATE_UP, DOWN))
+    gate_up, down = (_empty(part, group_size, kind) for part, kind in zip(like, zeros, strict=True))
     put_experts(model, name, gate_up, down)
 
 
@@ -103,9 +121,13 @@ def _activation(module: torch.nn.Module) -> Any:
     return module.act_fn
 
 
-def _empty(like: torch.Tensor, group_size: int, symmetric: bool) -> PackedExperts:
+def _empty(like: torch.Tensor, group_size: int, zeros: str) -> PackedExperts:
     experts, n, k = like.shape
     size = k if group_size == -1 else group_size
+    parts = (experts, groups(k, size), n)
     qweight = torch.empty((experts, words(k, BITS), n), dtype=torch.int32, device="meta")
-    scales, zeros = (torch.empty((experts, groups(k, size), n), dtype=like.dtype, device="meta") for _ in range(2))
-    return PackedExperts(qweight, scales, None if symmetric else zeros, BITS, size, (n, k))
+    scales = torch.empty(parts, dtype=like.dtype, device="meta")
+    kinds = {"none": None, "integer": like.dtype, "float": torch.float32}
+    dtype = kinds[zeros]
+    points = None if dtype is None else torch.empty(parts, dtype=dtype, device="meta")
+    return PackedExperts(qweight, scales, points, BITS, size, (n, k))

@@ -29,7 +29,7 @@ def check_complete(model: Any, record: LoadingRecord) -> None:
             raise InvalidArgumentError(
                 f"RegistryConfig: {name} is one tensor in {type(model).__name__}, but packed apart in the checkpoint"
                 f" ({inside[0]} and others)",
-                hint="packed experts are not loaded; take the checkpoint in full precision",
+                hint="such experts are not loaded; take the checkpoint in full precision",
             )
 
 

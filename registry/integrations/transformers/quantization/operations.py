@@ -12,7 +12,7 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 
 from ....errors import InvalidArgumentError, RegistryError
 from ....nn import ActOrderLinear, PackedLinear
-from ....packed import PackedWeight, quantize
+from ....packed import PackedExperts, PackedWeight, quantize
 from .checkpoints import LayerFormat
 from .experts import DOWN, GATE_UP, put_experts, rounded
 from .fitting import group_size_for, layer_of
@@ -43,6 +43,14 @@ class LayerOperation(ConversionOps):  # type: ignore[misc, unused-ignore]
         except RegistryError as fault:
             self.record.faults[layer] = InvalidArgumentError(f"{layer}: {fault.message}", hint=fault.hint)
 
+    def hold(self, model: Any, name: str, packed: PackedExperts) -> None:
+        """Keep the packed weight ``name`` of a layer's experts, and replace them when both of the layer are there."""
+        layer, held = name.rpartition(".")[0], self.record.experts
+        held[name] = packed
+        both = [f"{layer}.{part}" for part in (GATE_UP, DOWN)]
+        if all(part in held for part in both):
+            put_experts(model, layer, *(held.pop(part) for part in both))
+
 
 class PackWeights(LayerOperation):
     """Rounds the weights of linear layers and experts, one at a time."""
@@ -71,11 +79,7 @@ class PackWeights(LayerOperation):
         put_packed(model, name.removesuffix(".weight"), packed)
 
     def _pack_experts(self, model: Any, name: str, weights: torch.Tensor) -> None:
-        layer, held = name.rpartition(".")[0], self.record.experts
-        held[name] = rounded(weights, self.record.config)
-        both = [f"{layer}.{part}" for part in (GATE_UP, DOWN)]
-        if all(part in held for part in both):
-            put_experts(model, layer, *(held.pop(part) for part in both))
+        self.hold(model, name, rounded(weights, self.record.config))
 
 
 class ReadPacked(LayerOperation):

@@ -15,7 +15,17 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from ....errors import InvalidArgumentError, RegistryError
 from .checkpoints import METHOD, PackedForm, TensorFiles
 from .config import RegistryConfig
-from .experts import BITS, DOWN, GATE_UP, expert_modules, packed_experts, put_empty_experts, unpack_experts
+from .expert_reading import read_experts
+from .experts import (
+    BITS,
+    DOWN,
+    GATE_UP,
+    expert_modules,
+    form_of_experts,
+    packed_experts,
+    put_empty_experts,
+    unpack_experts,
+)
 from .fitting import group_size_for
 from .missing import check_complete
 from .operations import PackWeights, is_ours, read_packed
@@ -53,6 +63,7 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
                 f"RegistryConfig: weights of 4 bits in a model in {str(dtype).removeprefix('torch.')}",
                 hint="gemm_int4 takes float16 and bfloat16: pass dtype=torch.bfloat16 to from_pretrained",
             )
+        self.record.dtype = dtype
         return dtype
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
@@ -72,8 +83,15 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         return PackWeights(self.record)
 
     def get_weight_conversions(self) -> list[WeightConverter]:
-        """The rule that reads packed tensors."""
-        return [read_packed(self.record)] if self.pre_quantized else []
+        """The rules that read packed tensors."""
+        if not self.pre_quantized:
+            return []
+        foreign = self.quantization_config.source is not None
+        return [*(read_experts(self.record) if foreign else ()), read_packed(self.record)]
+
+    def update_weight_conversions(self, weight_conversions: list[Any], *args: Any) -> list[Any]:
+        """The model's own rules after those for packed tensors, whose names may begin as theirs do."""
+        return [*self.get_weight_conversions(), *weight_conversions]
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> torch.dtype | None:
         """None, the file's own, for packed tensors."""
@@ -90,17 +108,18 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         left += format_.skipped
         layers = {name: layer for name, layer in linear_layers(model) if should_convert_module(name, left)}
         experts = [name for name, _ in expert_modules(model) if should_convert_module(name, left)]
+        parameters = [f"{name}.{part}" for name in experts for part in (GATE_UP, DOWN)]
         if self.pre_quantized:
             self.record.to_pack = frozenset(f"{name}.weight" for name in layers)
-            if config.experts is not None:
-                for name in experts:
-                    put_empty_experts(model, name, config, config.experts)
+            self.record.expert_parameters = frozenset(parameters)
+            for name, form in config.experts.items():
+                put_empty_experts(model, name, form["group_size"], form["zeros"])
             return
         unfit = [name for name, layer in layers.items() if group_size_for(config, layer.in_features) is None]
         _tell_of("are not packed, since no group size divides their in_features", unfit)
         packed = [f"{name}.weight" for name in layers if name not in unfit]
         if config.bits == BITS and config.codebook is None:
-            packed += [f"{name}.{part}" for name in experts for part in (GATE_UP, DOWN)]
+            packed += parameters
         else:
             _tell_of("are not packed: experts are in 4 bits without a codebook", experts)
         self.record.to_pack = frozenset(packed)
@@ -126,10 +145,9 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
                 f"RegistryConfig: {type(model).__name__} has no layer to pack",
                 hint="layers of the class nn.Linear are packed, unless modules_to_not_convert names them",
             )
-        if experts and config.experts is None:
-            config.experts = config.group_size
+        config.experts = {name: form_of_experts(each) for name, each in experts.items()}
         forms = {name: form_of(layer) for name, layer in layers.items()}
-        zeros = [layer.zeros for layer in layers.values()] + [each.down_zeros for each in experts.values()]
+        zeros = [layer.zeros for layer in layers.values()] + [each.down.zeros for each in experts.values()]
         config.symmetric = all(each is None for each in zeros)
         most = PackedForm.most_common(forms.values() or [PackedForm(BITS, config.group_size)])
         config.bits, config.group_size, config.codebook = most.bits, most.group_size, most.codebook

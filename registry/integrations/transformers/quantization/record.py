@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from ....errors import RegistryError
 from ....packed import PackedExperts
 from .checkpoints import LayerFormat, TensorFiles
@@ -18,6 +20,8 @@ class LoadingRecord:
     files    the checkpoint's tensors, if their names are known
     missing  the loader's own set of names that no tensor was found for: complete when all files are read
     widened  names of layers whose 4-bit weights are held in 8 bits
+    dtype    the model's
+    expert_parameters  names of the weights of experts that PackedExpertsMlp computes
     experts  packed weights of experts by their names, until both of a module are there
     faults   why layers could not be packed, by their names
     """
@@ -28,6 +32,8 @@ class LoadingRecord:
     files: TensorFiles | None = None
     missing: set[str] = field(default_factory=set)
     widened: list[str] = field(default_factory=list)
+    dtype: torch.dtype = torch.float32
+    expert_parameters: frozenset[str] = frozenset()
     experts: dict[str, PackedExperts] = field(default_factory=dict)
     faults: dict[str, RegistryError] = field(default_factory=dict)
 

@@ -29,6 +29,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert='lm_head'"),
     ({"grp_size": 64}, r"grp_size=64\n  expected .*group_size"),
     ({"quant_method": "gptq"}, "quant_method='gptq'"),
+    ({"experts": {"mlp.experts": {"group_size": 32, "zeros": "none"}}}, r"experts\['mlp.experts'\]\.zeros='none'"),
     ({"source": {"quant_method": "hqq"}}, r"source has quant_method='hqq'\n  expected .*gptq, awq"),
 ]
 

@@ -44,6 +44,11 @@ class LayerFormat(ABC):
         return bool(names & _OWN_NAMES) or len(names - {"weight"}) > 1
 
     @property
+    def has_layers(self) -> bool:
+        """True if a checkpoint without any packed layer cannot be one of this format."""
+        return True
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What of the checkpoint's settings is left out, as sentences for a warning."""
         return ()

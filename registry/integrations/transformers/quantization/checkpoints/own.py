@@ -40,6 +40,7 @@ class OwnFormat(LayerFormat):
     form: PackedForm
     forms: Mapping[str, PackedForm]
     unpacked: tuple[str, ...]
+    has_experts: bool
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> OwnFormat:
@@ -51,7 +52,12 @@ class OwnFormat(LayerFormat):
                     f"registry: modules[{layer!r}] is {form!r}", hint="expected bits, group_size"
                 )
         forms = {layer: _form(form) for layer, form in layers.items()}
-        return cls(_form(settings), forms, names_list("registry", settings, "modules_to_not_convert"))
+        unpacked = names_list("registry", settings, "modules_to_not_convert")
+        return cls(_form(settings), forms, unpacked, bool(settings.get("experts")))
+
+    @property
+    def has_layers(self) -> bool:
+        return not self.has_experts
 
     @property
     def names(self) -> tuple[str, ...]:
