@@ -11,13 +11,14 @@ import torch
 from transformers.core_model_loading import ConversionOps, WeightConverter
 
 from ....errors import InvalidArgumentError, RegistryError
-from ....nn import ActOrderLinear, PackedLinear
-from ....packed import PackedExperts, PackedWeight, quantize
+from ....nn import ActOrderLinear, PackedLinear, ScaledLinear
+from ....nn.scaled_linear import rounded_rows
+from ....packed import SCALE_DTYPES, PackedExperts, PackedWeight, quantize
 from .checkpoints import LayerFormat
 from .experts import DOWN, GATE_UP, put_experts, rounded
 from .fitting import group_size_for, layer_of
 from .record import LoadingRecord
-from .replacing import put_packed
+from .replacing import Packed, put_packed
 
 
 class LayerOperation(ConversionOps):  # type: ignore[misc, unused-ignore]
@@ -72,11 +73,14 @@ class PackWeights(LayerOperation):
         return left
 
     def _pack_linear(self, model: Any, name: str, weight: torch.Tensor) -> None:
-        config = self.record.config
+        config, layer = self.record.config, name.removesuffix(".weight")
+        if config.activations is not None:
+            put_packed(model, layer, ScaledLinear(*rounded_rows(weight, config.activations)))
+            return
         size = group_size_for(config, weight.shape[1])
         assert size is not None, "such layers are not among those to pack"
         packed = PackedLinear(quantize(weight, config.bits, size, config.symmetric, config.codebook))
-        put_packed(model, name.removesuffix(".weight"), packed)
+        put_packed(model, layer, packed)
 
     def _pack_experts(self, model: Any, name: str, weights: torch.Tensor) -> None:
         self.hold(model, name, rounded(weights, self.record.config))
@@ -94,15 +98,17 @@ class ReadPacked(LayerOperation):
         tensors = {_name(pattern): _only(given) for pattern, given in input_dict.items()}
         self.record.note_missing(missing_keys)
         module = model.get_submodule(layer)
-        if set(tensors) == {"weight"} and tensors["weight"].is_floating_point():
+        if set(tensors) == {"weight"} and tensors["weight"].dtype in SCALE_DTYPES:
             return {full_layer_name: tensors["weight"].to(module.weight.dtype)}
 
-        def made() -> PackedLinear:
+        def made() -> Packed:
             if type(module) is not torch.nn.Linear:
                 raise InvalidArgumentError(
                     f"the checkpoint has packed tensors of it, but in the model it is a {type(module).__name__}",
                     hint="layers of the class nn.Linear are packed; take the checkpoint in full precision",
                 )
+            if (scaled := self.record.format.scaled(layer, tensors)) is not None:
+                return ScaledLinear(*scaled)
             shape = (module.out_features, module.in_features)
             weight = made_weight(self.record.format, layer, tensors, shape).to(dtype=module.weight.dtype)
             if "order" in tensors:

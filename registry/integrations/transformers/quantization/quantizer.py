@@ -13,6 +13,8 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from ....errors import InvalidArgumentError, RegistryError
+from ....nn import PackedLinear
+from ....problem import dtype_name
 from .checkpoints import METHOD, PackedForm, TensorFiles
 from .config import RegistryConfig
 from .expert_reading import read_experts
@@ -146,17 +148,22 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
                 hint="layers of the class nn.Linear are packed, unless modules_to_not_convert names them",
             )
         config.experts = {name: form_of_experts(each) for name, each in experts.items()}
-        forms = {name: form_of(layer) for name, layer in layers.items()}
-        zeros = [layer.zeros for layer in layers.values()] + [each.down.zeros for each in experts.values()]
-        config.symmetric = all(each is None for each in zeros)
-        most = PackedForm.most_common(forms.values() or [PackedForm(BITS, config.group_size)])
+        plain = {name: layer for name, layer in layers.items() if isinstance(layer, PackedLinear)}
+        forms = {name: form_of(layer) for name, layer in plain.items()}
+        config.symmetric = all(layer.zeros is None for layer in plain.values())
+        config.activations = None
+        if not plain and layers:
+            config.activations = dtype_name(next(iter(layers.values())).levels.dtype)
+        most = PackedForm.most_common(forms.values() or [PackedForm(8 if layers else BITS, config.group_size)])
         config.bits, config.group_size, config.codebook = most.bits, most.group_size, most.codebook
         config.modules = {name: form.settings() for name, form in forms.items() if form != most}
         config.source = None
         # the loader's sets and the files are not needed any longer; sizes are still asked for
         self.record = LoadingRecord(config, config.format, self.record.to_pack)
 
-    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+    def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
+        # save_pretrained leaves a text in the model's config
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         unpack_layers(model, dtype)
         unpack_experts(model, dtype)
         return model

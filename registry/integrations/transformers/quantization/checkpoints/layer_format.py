@@ -11,7 +11,7 @@ import torch
 from .....errors import InvalidArgumentError
 from .....packed import PackedWeight
 
-_OWN_NAMES = frozenset({"qweight", "weight_packed", "weight_scale"})
+_OWN_NAMES = frozenset({"qweight", "weight_packed", "weight_scale", "levels"})
 
 
 class LayerFormat(ABC):
@@ -35,6 +35,10 @@ class LayerFormat(ABC):
 
         Raises InvalidArgumentError for tensors that do not make such a weight.
         """
+
+    def scaled(self, layer: str, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """ScaledLinear's levels and scales, if ``layer`` has activations in 8 bits; None if ``weight`` makes it."""
+        return None
 
     def is_packed(self, names: Set[str]) -> bool:
         """True for a layer that has tensors of these names: any of a packed weight's own, or several of the others.
