@@ -83,7 +83,7 @@ def with_activations(folder: Path, kind: str, bits: int = 8) -> None:
     change_config(folder, config_groups={"group_0": {**group, "weights": weights, "input_activations": activations}})
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.int8, marks=pytest.mark.thorough), torch.float8_e4m3fn], ids=str)
 def test_a_scheme_of_weights_and_activations_in_8_bits_is_loaded_and_saved(tmp_path: Path, dtype: torch.dtype) -> None:
     folder, dense = compressed_tensors(tmp_path / "first", bits=8, size=64, kind="int-quantized")
     state = load_file(folder / "model.safetensors")

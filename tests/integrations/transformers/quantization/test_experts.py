@@ -41,7 +41,7 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("symmetric", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_experts_are_packed_each_as_by_quantize_and_come_back(plain: Path, tmp_path: Path, symmetric: bool) -> None:
     config = RegistryConfig(group_size=32, symmetric=symmetric)
     model = AutoModelForCausalLM.from_pretrained(plain, quantization_config=config)
@@ -99,7 +99,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["gptq", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in list(KINDS)[1:])]
+)
 def test_experts_that_a_checkpoint_has_one_by_one_are_loaded_exactly(tmp_path: Path, kind: str) -> None:
     layer, settings = KINDS[kind]
     dense = one_by_one(tmp_path / "first", layer, settings)

@@ -87,7 +87,7 @@ def test_a_model_is_packed_as_by_quantize_and_comes_back_bit_by_bit(
     assert set(load_file(tmp_path / "model.safetensors")) == set(state)
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", pytest.param("int8", marks=pytest.mark.thorough)])
 def test_weights_and_activations_of_8_bits(plain: Path, tmp_path: Path, dtype: str) -> None:
     model = packed(plain, bits=8, activations=dtype)
     original = llama()

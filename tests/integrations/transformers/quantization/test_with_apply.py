@@ -23,7 +23,7 @@ def act_order(folder: Path) -> Any:
     return load(gptq(folder, shuffled=True)[0])
 
 
-@pytest.mark.parametrize("make", [packed_llama, act_order])
+@pytest.mark.parametrize("make", [packed_llama, pytest.param(act_order, marks=pytest.mark.thorough)])
 def test_a_packed_model_keeps_its_numbers_and_is_saved_as_before(make: Any, tmp_path: Path) -> None:
     model = make(tmp_path / "first")
     before = {name: part.clone() for name, part in model.state_dict().items()}
