@@ -6,7 +6,7 @@
 The model has Llama-3.1-8B's widths and random weights in bfloat16. A decode step is one token for each sequence over a
 StaticCache of 1024, of which 512 are filled; a prompt is 512 tokens into an empty one. ``plain`` is transformers with
 torch's attention, ``apply`` what ``registry.integrations.transformers.apply`` makes of it, ``int4`` and others the same
-with ``quantize``. Times are milliseconds of the host for a step among many, the median of rounds in which the ways take
+with ``quantize``, ``int4+head`` with the output layer packed, too. Times are milliseconds of the host for a step among many, the median of rounds in which the ways take
 turns; ``x plain`` is the ratio to plain in the same form. A form that fails says why, and costs the others nothing.
 """
 
@@ -31,7 +31,7 @@ from registry.integrations.transformers import apply
 from .arguments import output_folder
 
 FORMS = ("eager", "graph", "compile", "reduce-overhead", "prefill")
-WAYS = ("plain", "apply", "int4")
+WAYS = ("plain", "apply", "int4", "int4+head")
 CONTEXT, FILLED = 1024, 512
 ROUNDS, STEPS = 7, 20
 
@@ -78,7 +78,8 @@ def model_of(way: str, sizes: dict[str, Any], layers: int, device: torch.device)
             config, dtype=torch.bfloat16, attn_implementation="sdpa"
         ).eval()
     if way != "plain":
-        report = apply(model, quantize=None if way == "apply" else way)  # type: ignore[arg-type]
+        name, _, head = way.partition("+")
+        report = apply(model, quantize=None if name == "apply" else name, lm_head=head == "head")  # type: ignore[arg-type]
         print(f"{way}:\n{report}", flush=True)
     return model
 
