@@ -53,6 +53,7 @@ SETTINGS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (awq, {"bits": 8}, "awq: bits=8"),
     (compressed_tensors, {"format": "nvfp4-pack-quantized"}, "compressed-tensors: format='nvfp4"),
     (compressed_tensors, {"config_groups": None}, "lacks 'config_groups'"),
+    (compressed_tensors, {"config_groups": {"g": 4}}, r"config_groups\['g'\] is 4"),
     (compressed_tensors, {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config, which would not be"),
     (compressed_tensors, {"config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float"}}}},
      r"config_groups\['g'\]: weights.type='float'"),

@@ -11,6 +11,7 @@ import torch
 
 from .....errors import InvalidArgumentError
 from .....packed import BITS, PackedWeight
+from .....problem import dtype_name
 from .layer_format import LayerFormat, choice, names_list, setting
 
 _METHOD = "compressed-tensors"
@@ -38,6 +39,8 @@ class LayerScheme:
     def of(cls, name: str, group: Mapping[str, Any]) -> LayerScheme:
         """The scheme of a group; InvalidArgumentError for one that no layer of ours has."""
         what = f"{_METHOD}: config_groups[{name!r}]"
+        if not isinstance(group, Mapping):
+            raise InvalidArgumentError(f"{what} is {group!r}", hint="expected targets and weights")
         weights = setting(what, group, dict, "weights")
         bits = setting(what, weights, int, "num_bits")
         choice(what, "weights.num_bits", bits, BITS)
@@ -125,6 +128,10 @@ class CompressedTensorsFormat(LayerFormat):
                 f"{layer} has no weight or weight_scale in the checkpoint", hint=f"it has {', '.join(tensors)}"
             )
         weight, scale = tensors["weight"], tensors["weight_scale"].float()
+        if (weight.dtype == torch.int8) != (dtype == torch.int8):
+            raise InvalidArgumentError(
+                f"{layer}.weight is {dtype_name(weight.dtype)}", hint=f"its scheme says {dtype_name(dtype)}"
+            )
         if scale.numel() not in (1, weight.shape[0]):
             raise InvalidArgumentError(
                 f"{layer}.weight_scale has shape {tuple(scale.shape)}", hint=f"expected {(weight.shape[0], 1)}"
