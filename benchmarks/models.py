@@ -6,8 +6,9 @@
 The model has Llama-3.1-8B's widths and random weights in bfloat16. A decode step is one token for each sequence over a
 StaticCache of 1024, of which 512 are filled; a prompt is 512 tokens into an empty one. ``plain`` is transformers with
 torch's attention, ``apply`` what ``registry.integrations.transformers.apply`` makes of it, ``int4`` and others the same
-with ``quantize``, ``int4+head`` with the output layer packed, too. Times are milliseconds of the host for a step among many, the median of rounds in which the ways take
-turns; ``x plain`` is the ratio to plain in the same form. A form that fails says why, and costs the others nothing.
+with ``quantize``, ``int4+head`` with the output layer packed, too. Times are milliseconds of the host for a step among
+many, the median of rounds in which the ways take turns; ``x plain`` is the ratio to plain in the same form. A form that
+fails says why, and costs the others nothing.
 """
 
 from __future__ import annotations
