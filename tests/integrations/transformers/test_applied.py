@@ -14,7 +14,7 @@ import transformers
 from registry.integrations.transformers import apply
 from registry.integrations.transformers.forwards.linears import LinearGroup, MemberForward
 
-from .tiny_models import prompt, tiny
+from .tiny_models import cache_name, prompt, tiny
 
 
 def pair(family: str = "llama", dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
@@ -28,6 +28,7 @@ def group_of(model: Any) -> LinearGroup:
     return next(module.registry_group for module in model.modules() if isinstance(module, MemberForward))
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize("family", ["llama", pytest.param("gemma2", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_a_training_step_has_the_loss_and_the_gradients_of_the_plain_model(family: str, checkpointing: bool) -> None:
@@ -148,9 +149,10 @@ def test_it_compiles_whole_over_a_static_cache() -> None:
     for model in (plain, applied):
         cache = transformers.StaticCache(config=model.config, max_cache_len=32)
         with torch.no_grad():
-            model(prompt(), past_key_values=cache)
+            given = {cache_name(model): cache}
+            model(prompt(), **given)
             step = torch.compile(model, fullgraph=True, backend="aot_eager") if model is applied else model
-            found.append([step(prompt()[:, :1], past_key_values=cache).logits for _ in range(2)])
+            found.append([step(prompt()[:, :1], **given).logits for _ in range(2)])
     torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-4)
 
 
@@ -163,6 +165,7 @@ def test_under_autocast_it_computes_in_the_half_that_was_asked_for() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 def test_adapters_are_put_into_it_and_trained() -> None:
     import peft
 

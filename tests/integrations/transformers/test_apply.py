@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
+import registry
 from registry.errors import InvalidArgumentError, UnknownNameError
 from registry.integrations.transformers import apply, restore
 from registry.integrations.transformers.swapping import swapped
@@ -102,21 +105,42 @@ def test_packed_weights_compute_what_their_numbers_say_and_are_not_restored() ->
         for name, layer in plain.named_modules():
             if isinstance(layer, torch.nn.Linear) and name != "lm_head":
                 packed = model.get_submodule(name)
-                parts = {part: getattr(packed, part).contiguous() for part in ("qweight", "scales", "zeros")}
-                weight = copy.copy(packed).__class__.registry_class(packed_weight(packed, parts)).weight
-                layer.weight.copy_(weight.dequantize())
+                layer.weight.copy_(packed_weight(packed).dequantize())
     error = (logits(model, prompt()).float() - logits(plain, prompt()).float()).abs().max()
     assert error < 0.03 * logits(plain, prompt()).abs().max()
     with pytest.raises(InvalidArgumentError, match="quantised, and its weights in full precision are gone"):
         restore(model)
 
 
-def packed_weight(layer: Any, parts: dict[str, torch.Tensor]) -> Any:
-    from registry import PackedWeight
-
-    return PackedWeight(
+def packed_weight(layer: Any) -> registry.PackedWeight:
+    """The weight of a packed layer, whose buffers may be parts of several layers'."""
+    parts = {part: getattr(layer, part).contiguous() for part in ("qweight", "scales", "zeros")}
+    return registry.PackedWeight(
         **parts, bits=layer.bits, group_size=layer.group_size, shape=(layer.out_features, layer.in_features)
     )
+
+
+@pytest.mark.parametrize("quantize", ["int4", "fp8"])
+def test_a_packed_model_is_saved_packed_and_loaded_to_the_bit(quantize: Any, tmp_path: Path) -> None:
+    model = tiny("llama", torch.bfloat16, hidden_size=128, intermediate_size=256)
+    apply(model, quantize=quantize, group_size=32)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, loaded.state_dict()[name])
+    apply(loaded)
+    assert torch.equal(logits(loaded, prompt()), logits(model, prompt()))
+
+
+def test_a_model_that_was_loaded_packed_is_restored(tmp_path: Path) -> None:
+    model = tiny("llama", torch.bfloat16, hidden_size=128, intermediate_size=256)
+    apply(model, quantize="int4", group_size=32)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    before = logits(loaded, prompt())
+    assert len(apply(loaded).replaced["linear layers of one input as one product"]) == 6
+    restore(loaded)
+    assert torch.equal(logits(loaded, prompt()), before)
 
 
 def test_wrong_input_is_told_and_changes_nothing() -> None:

@@ -18,7 +18,7 @@ from .checkpoints import LayerFormat
 from .experts import DOWN, GATE_UP, put_experts, rounded
 from .fitting import group_size_for, layer_of
 from .record import LoadingRecord
-from .replacing import Packed, put_packed
+from .replacing import PackedLayer, put_packed
 
 
 class LayerOperation(ConversionOps):  # type: ignore[misc, unused-ignore]
@@ -101,7 +101,7 @@ class ReadPacked(LayerOperation):
         if set(tensors) == {"weight"} and tensors["weight"].dtype in SCALE_DTYPES:
             return {full_layer_name: tensors["weight"].to(module.weight.dtype)}
 
-        def made() -> Packed:
+        def made() -> PackedLayer:
             if type(module) is not torch.nn.Linear:
                 raise InvalidArgumentError(
                     f"the checkpoint has packed tensors of it, but in the model it is a {type(module).__name__}",

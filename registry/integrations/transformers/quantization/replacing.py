@@ -11,7 +11,7 @@ from ....nn import PackedLinear, ScaledLinear
 from ....packed import GROUP_SIZES
 from .checkpoints import PackedForm
 
-Packed = PackedLinear | ScaledLinear
+PackedLayer = PackedLinear | ScaledLinear
 
 
 def linear_layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Linear]]:
@@ -21,10 +21,10 @@ def linear_layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Linear
             yield name, module
 
 
-def packed_layers(model: torch.nn.Module) -> Iterator[tuple[str, Packed]]:
+def packed_layers(model: torch.nn.Module) -> Iterator[tuple[str, PackedLayer]]:
     """Names and layers of all packed layers."""
     for name, module in model.named_modules():
-        if isinstance(module, Packed):
+        if isinstance(module, PackedLayer):
             yield name, module
 
 
@@ -34,7 +34,7 @@ def form_of(layer: PackedLinear) -> PackedForm:
     return PackedForm(layer.bits, size, layer.codebook)
 
 
-def put_packed(model: torch.nn.Module, name: str, packed: Packed) -> None:
+def put_packed(model: torch.nn.Module, name: str, packed: PackedLayer) -> None:
     """Replace the linear layer ``name`` by a packed one, which gets the linear layer's own bias.
 
     Raises InvalidArgumentError for a weight of another shape, and for a layer that is split over several devices.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import inspect
 import json
 import statistics
 import time
@@ -29,7 +30,7 @@ import transformers
 from registry import Device
 from registry.integrations.transformers import apply
 
-from .arguments import output_folder
+from ..arguments import output_folder
 
 FORMS = ("eager", "graph", "compile", "reduce-overhead", "prefill")
 WAYS = ("plain", "apply", "int4", "int4+head")
@@ -85,6 +86,11 @@ def model_of(way: str, sizes: dict[str, Any], layers: int, device: torch.device)
     return model
 
 
+def cache_name(model: Any) -> str:
+    """The name of the argument that is the cache; it differs from version to version."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 class Decoding:
     """One model's decode steps: each call is the token after the first ``FILLED`` ones."""
 
@@ -95,7 +101,7 @@ class Decoding:
         tokens = torch.randint(3, model.config.vocab_size, (batch, FILLED), device=device)
         self.token = tokens[:, :1].clone()
         with torch.no_grad():
-            model(tokens, past_key_values=self.cache, logits_to_keep=1)
+            model(tokens, **{cache_name(model): self.cache}, logits_to_keep=1)
 
     def rewind(self) -> None:
         """Forget the tokens after the first ``FILLED``, whose slots are written again."""
@@ -110,8 +116,8 @@ class Decoding:
 
     def step(self, forward: Callable[..., Any]) -> Step:
         """A step by ``forward``."""
-        token, cache = self.token, self.cache
-        return lambda: forward(token, past_key_values=cache).logits
+        token, given = self.token, {cache_name(self.model): self.cache}
+        return lambda: forward(token, **given).logits
 
     def in_form(self, form: str) -> Step:
         """The step in a form; compiled, captured and run some times."""
@@ -146,8 +152,8 @@ def prefill(model: Any, batch: int) -> Step:
     tokens = torch.randint(3, model.config.vocab_size, (batch, FILLED), device=model.device)
 
     def step() -> Any:
-        cache = transformers.DynamicCache(config=model.config)
-        return model(tokens, past_key_values=cache, logits_to_keep=1).logits
+        given = {cache_name(model): transformers.DynamicCache(config=model.config)}
+        return model(tokens, **given, logits_to_keep=1).logits
 
     for _ in range(2):
         step()
