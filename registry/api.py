@@ -11,6 +11,7 @@ from .api_checks import WantedProblems, check_limit, database_of, name_of_op, na
 from .contract import Op
 from .device import Device, DeviceNames, devices_of
 from .discovery.plugin import PluginReport
+from .dispatch.compiled import installing
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.plans import prepared
 from .dispatch.torch_side import operators
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 dispatcher = Dispatcher()
 """The one dispatcher of the process."""
 operators.serve(dispatcher)
+operators.SERVING.traced = installing.saw
 operators.define_box()
 
 call = dispatcher.call
