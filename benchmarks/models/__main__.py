@@ -163,7 +163,7 @@ def prefill(model: Any, batch: int) -> Step:
 def milliseconds(steps: dict[str, Step], rewinds: dict[str, Step], count: int) -> dict[str, list[float]]:
     """Milliseconds a step by way, a value for each round; the ways take turns."""
     times: dict[str, list[float]] = {way: [] for way in steps}
-    for turn in range(ROUNDS):
+    for turn in range(ROUNDS if steps else 0):
         names = [*steps][turn % len(steps) :] + [*steps][: turn % len(steps)]
         for way in names:
             rewinds[way]()
