@@ -27,9 +27,11 @@ row of a table is one line, however long. `--json` prints JSON.
 | `KERNEL_REGISTRY_FORK` | `0`: the processes of a tuning run are executed, not forked from one with torch |
 | `KERNEL_REGISTRY_PLUGINS` | load only these plugins, by name, separated by commas |
 | `KERNEL_REGISTRY_BLOCK` | never load these |
-| `KERNEL_REGISTRY_MISSES` | count calls without a winner in this file; `1`: in your data folder, see [tuning.md](tuning.md) |
+| `KERNEL_REGISTRY_MISSES` | count missed calls in this file; `1`: in your data folder, see [tuning.md](tuning.md) |
 | `KERNEL_REGISTRY_MODE` | what may answer: `tuned`, `verified`, `reference`, `strict`, see [dispatch.md](dispatch.md) |
+| `KERNEL_REGISTRY_NVTX` | `1`: NVTX ranges around calls, see [profiling.md](profiling.md) |
 | `KERNEL_REGISTRY_PREPARED_BYTES` | bytes that prepared weights may hold on a device; default: a quarter of it |
+| `KERNEL_REGISTRY_PROFILE` | the folder in which a process leaves a profile of itself; `registry profile` sets it |
 | `KERNEL_REGISTRY_RECORD` | record the problems that a program calls in this shapes file, see [shapes.md](shapes.md) |
 | `KERNEL_REGISTRY_SHIPPED` | `0`: ignore the winners in the package; a folder: read it in their place; default `1` |
 | `KERNEL_REGISTRY_STRICT` | `1`: a plugin's fault is an error |

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
@@ -15,6 +16,7 @@ from .dispatch.compiled import installing
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.plans import prepared
 from .dispatch.torch_side import operators
+from .dispatch.torch_side.profiles import PROFILE_VARIABLE
 from .errors import InvalidArgumentError
 from .implementation import Implementation
 
@@ -28,6 +30,10 @@ dispatcher = Dispatcher()
 operators.serve(dispatcher)
 operators.SERVING.traced = installing.saw
 operators.define_box()
+if PROFILE_VARIABLE in os.environ:  # set by `registry profile`
+    from .profiling import program
+
+    program.begin()
 
 call = dispatcher.call
 op = dispatcher.op

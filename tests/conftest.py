@@ -100,6 +100,7 @@ def _own_folders(
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.delenv("KERNEL_REGISTRY_CHECK", raising=False)
     monkeypatch.delenv("KERNEL_REGISTRY_MISSES", raising=False)
+    monkeypatch.delenv("KERNEL_REGISTRY_PROFILE", raising=False)
     monkeypatch.delenv("KERNEL_REGISTRY_RECORD", raising=False)
     monkeypatch.delenv("KERNEL_REGISTRY_STRICT", raising=False)
 

@@ -14,6 +14,7 @@ from .exchange import export, import_
 from .explain import explain
 from .ops import ops
 from .plugins import plugins
+from .profile import profile
 from .report import report
 from .results import results
 from .tune import tune
@@ -25,7 +26,7 @@ HELP = "Which kernel runs: the ops, who implements them, what was measured here,
 def new_registry_app() -> typer.Typer:
     """The ``registry`` program."""
     program = application.new_app(HELP)
-    for command in (tune, ops, plugins, explain, winners, results, report, dashboard, doctor, export):
+    for command in (tune, ops, plugins, explain, winners, profile, results, report, dashboard, doctor, export):
         program.command(name=command.__name__)(command)
     program.command(name="compile")(compile_)
     program.command(name="import")(import_)

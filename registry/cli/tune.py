@@ -104,6 +104,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     tensor_parallel: of_model.TensorParallel = 1,
     quantize: of_model.QuantizedAs = "none",
     group_size: of_model.GroupSize = of_model.GROUP_SIZE,
+    separate: of_model.Separate = False,
     page: of_model.Page = 0,
     training: of_model.Training = False,
     save_shapes: of_model.SaveShapes = None,
@@ -133,7 +134,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     _check_positive("--trials", trials)
     _check_positive("--time-limit", time_limit)
     told_model = of_model.ModelOptions(
-        model, batch, context, model_dtype, tensor_parallel, quantize, group_size, page, training, save_shapes
+        model, batch, context, model_dtype, tensor_parallel, quantize, group_size, separate, page, training, save_shapes
     )
     check_source(shapes, told_model, misses=from_misses)
     ops, names = split("--op", op), split("--implementations", implementations)

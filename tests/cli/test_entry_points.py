@@ -24,6 +24,7 @@ COMMANDS = {
     "plugins": [],
     "explain": SQUARE,
     "winners": [],
+    "profile": ["--shapes", "shapes.yaml", "--device", "cpu", "--calls", "1"],
     "results": ["--db", "tuning.db"],
     "report": ["--db", "tuning.db", "--out", "-"],
     "dashboard": ["--db", "nothing.db"],

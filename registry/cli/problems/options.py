@@ -67,11 +67,19 @@ GroupSize = Annotated[
         help="With --quantize int4 or int8: weights that share a scale.",
     ),
 ]
+Separate = Annotated[
+    bool,
+    typer.Option(
+        "--separate",
+        help="With --model: queries, keys and values, gate and up are layers of their own, as in a model that "
+        "transformers has loaded quantised, not fused.",
+    ),
+]
 Page = Annotated[
     int,
     typer.Option(
         "--page", metavar="SLOTS", parser=whole_number,
-        help="With --model: slots of a page of the cache. Default: 0, a cache in rows, as transformers has it.",
+        help="With --model: slots of a page of the cache; 0 is a cache in rows, as transformers has it.",
     ),
 ]  # fmt: skip
 Training = Annotated[
@@ -97,6 +105,7 @@ class ModelOptions:
     tensor_parallel: int
     quantize: str
     group_size: int
+    separate: bool
     page: int
     training: bool
     save: Path | None
@@ -111,6 +120,7 @@ class ModelOptions:
             "--tensor-parallel": self.tensor_parallel != 1,
             "--quantize": self.quantize != "none",
             "--group-size": self.group_size != GROUP_SIZE,
+            "--separate": self.separate,
             "--page": self.page,
             "--training": self.training,
             "--save-shapes": self.save,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ...device import Device
     from ...discovery.catalog import Catalog
-    from ...tuner.models.step import Workload
+    from ...tuner.models.workload import Workload
     from ...tuner.shapes.shapes import Shapes
 
 
@@ -90,7 +90,7 @@ def _of_model(model: str, told: ModelOptions, catalog: Catalog, ops: Sequence[st
 
 
 def _workload(told: ModelOptions, dtype: str) -> Workload:
-    from ...tuner.models.step import Quantization, Workload
+    from ...tuner.models.workload import Quantization, Workload
 
     kinds = get_args(Quantization)
     if told.quantize not in kinds:
@@ -103,6 +103,7 @@ def _workload(told: ModelOptions, dtype: str) -> Workload:
         dtype=told.dtype or dtype,
         quantize=cast("Literal['none', 'int4', 'int8', 'fp8']", told.quantize),
         group_size=told.group_size,
+        separate=told.separate,
         page=told.page,
         training=told.training,
     )
@@ -111,7 +112,7 @@ def _workload(told: ModelOptions, dtype: str) -> Workload:
 def _remarks(told: ModelOptions, workload: Workload) -> tuple[str, ...]:
     """The head of a file of derived problems."""
     from ... import __version__
-    from ...tuner.models.step import NEW_TOKENS
+    from ...tuner.models.workload import NEW_TOKENS
 
     batch, context = (", ".join(map(str, each)) for each in (workload.batch, workload.context))
     kind = "a training step" if workload.training else f"a prompt and {NEW_TOKENS} new tokens"

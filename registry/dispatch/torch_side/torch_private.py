@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 
 from ...problem import TensorSpec
 from ...tracing import constant_while_tracing
+from .nvtx import NVTX
 
 TorchCheck = Callable[..., bool]
 
@@ -133,6 +134,8 @@ profiler: Any = torch.autograd.profiler
 """A module, or a substitute: ``_is_profiler_enabled`` is True while a profiler of torch runs in this process."""
 if not hasattr(profiler, "_is_profiler_enabled"):
     profiler = SimpleNamespace(_is_profiler_enabled=False)
+if NVTX:
+    profiler = SimpleNamespace(_is_profiler_enabled=True)  # every call is recorded, so that it has its range
 
 function_modes: Callable[[], bool] = getattr(
     torch._C, "_is_torch_function_mode_enabled", lambda: bool(torch.overrides._get_current_function_mode_stack())

@@ -28,13 +28,13 @@ def swap(module: torch.nn.Module, forward: type[Swapped], **attributes: Any) -> 
     for name, value in attributes.items():
         # past torch's own, which would register a module or a tensor
         object.__setattr__(module, _OWN + name, value)
-    module.__class__ = _class(forward, type(module))
+    module.__class__ = _class(forward, type(module))  # type: ignore[arg-type]
 
 
 def unswap(module: torch.nn.Module) -> None:
     """Give a swapped module its own class back."""
     assert isinstance(module, Swapped)
-    module.__class__ = type(module).registry_class
+    module.__class__ = type(module).registry_class  # type: ignore[assignment]
     for name in [name for name in module.__dict__ if name.startswith(_OWN)]:
         del module.__dict__[name]
 
@@ -47,8 +47,5 @@ def swapped(model: torch.nn.Module) -> Iterator[tuple[str, Swapped]]:
 
 
 @cache
-def _class(forward: type[Swapped], own: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    made: type[torch.nn.Module] = type(
-        f"Registry{own.__name__}", (forward, own), {"__module__": own.__module__, "registry_class": own}
-    )
-    return made
+def _class(forward: Any, own: Any) -> Any:
+    return type(f"Registry{own.__name__}", (forward, own), {"__module__": own.__module__, "registry_class": own})

@@ -13,7 +13,8 @@ from ..shapes.shapes import Shapes
 from .description import Decoder
 from .names import config_of
 from .reading import decoder_of
-from .step import Workload, called
+from .step import called
+from .workload import Workload
 
 
 class KnownOps(Protocol):
@@ -50,6 +51,8 @@ def derive(decoder: Decoder, workload: Workload, catalog: KnownOps, ops: Collect
     known, notes = catalog.ops(), list(decoder.notes)
     problems: dict[str, list[Problem]] = {}
     counts: dict[Problem, int] = {}
+    if decoder.quantized and workload.quantize == "none" and not workload.training:
+        notes.append(f"the checkpoint is quantised ({decoder.quantized}): --quantize derives what its layers call")
     found = called(decoder, workload)
     for op in ops:
         if op not in {name for name, _ in found}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,12 +12,26 @@ Activation = Literal["silu", "gelu", "gelu_tanh", ""]
 
 @dataclass(frozen=True)
 class Product:
-    """A linear layer: ``outputs`` by ``inputs``, both of one device. ``dense``: its weight is not quantised."""
+    """A linear layer: ``outputs`` by ``inputs``, both of one device.
+
+    ``dense``: its weight is not quantised. ``parts``: outputs of the layers of one input that it is fused of, if the
+    model itself has them apart.
+    """
 
     outputs: int
     inputs: int
     bias: bool = False
     dense: bool = False
+    parts: tuple[int, ...] = ()
+
+    @classmethod
+    def fused(cls, parts: Sequence[int], inputs: int, bias: bool, *, apart: bool) -> Product:
+        """The product of several outputs. ``apart``: the model has a layer for each."""
+        return cls(sum(parts), inputs, bias, parts=tuple(parts) if apart else ())
+
+    def separated(self) -> tuple[Product, ...]:
+        """The layers as the model has them."""
+        return tuple(Product(part, self.inputs, self.bias, self.dense) for part in self.parts) or (self,)
 
 
 @dataclass(frozen=True)
@@ -90,7 +105,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder of one device: embedding, layers, norms and head. ``notes`` tell what could not be described."""
+    """A decoder of one device: embedding, layers, norms and head.
+
+    ``quantized``: how its checkpoint holds weights, "" where in full. ``notes`` tell what could not be described.
+    """
 
     hidden: int
     vocabulary: int
@@ -101,4 +119,5 @@ class Decoder:
     sandwich: bool
     parallel: bool
     dtype: str
+    quantized: str = ""
     notes: tuple[str, ...] = ()

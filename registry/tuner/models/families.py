@@ -15,7 +15,7 @@ class Family:
     ``qkv``, ``out``, ``mlp`` and ``head``. ``window_every``: of so many layers the last sees all keys, where no
     ``layer_types`` say so. ``windowed``: ``sliding_window`` holds without a flag beside it. ``renormalize``: the
     weights of a token's experts add up to 1 where no key says so. ``learnt_positions``: positions have an embedding of
-    their own.
+    their own. ``fused``: queries, keys and values are one layer of the model itself, and so are gate and up.
     """
 
     query_norm: bool = False
@@ -28,6 +28,7 @@ class Family:
     windowed: bool = True
     renormalize: bool = False
     learnt_positions: bool = False
+    fused: bool = False
 
 
 LLAMA = Family()
@@ -35,7 +36,7 @@ LLAMA = Family()
 FAMILIES = {
     "llama": LLAMA,
     "mistral": LLAMA,
-    "phi3": LLAMA,
+    "phi3": Family(fused=True),
     "mixtral": Family(renormalize=True),
     "qwen2": Family(biases=frozenset({"qkv"}), windowed=False),
     "qwen2_moe": Family(biases=frozenset({"qkv"}), windowed=False),
@@ -46,7 +47,9 @@ FAMILIES = {
     "gemma3_text": Family(sandwich=True, query_norm=True, window_every=6),
     "gemma3": Family(sandwich=True, query_norm=True, window_every=6),
     "phi": Family(gated=False, layer_norm=True, parallel=True, biases=frozenset({"qkv", "out", "mlp", "head"})),
-    "gpt2": Family(gated=False, layer_norm=True, biases=frozenset({"qkv", "out", "mlp"}), learnt_positions=True),
+    "gpt2": Family(
+        gated=False, layer_norm=True, biases=frozenset({"qkv", "out", "mlp"}), learnt_positions=True, fused=True
+    ),
     "deepseek_v2": LLAMA,
     "deepseek_v3": Family(renormalize=True),
 }

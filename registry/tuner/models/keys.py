@@ -18,7 +18,7 @@ class Keys:
         outer = config
         for nested in _NESTED:
             if isinstance(inner := config.get(nested), dict):
-                config = {**inner, **{key: outer[key] for key in ("tie_word_embeddings",) if key in outer}}
+                config = {**inner, **{key: outer[key] for key in ("quantization_config",) if key in outer}}
         self._config = {key: value for key, value in config.items() if value is not None}
         self._name = name
         self.model_type = self.text("model_type", default="")
@@ -26,16 +26,19 @@ class Keys:
     def has(self, *names: str) -> bool:
         return any(name in self._config for name in names)
 
-    def size(self, *names: str, default: int | None = None) -> int:
-        """The positive integer under the first of ``names`` that is there. Raises InvalidArgumentError without one."""
+    def size(self, *names: str, default: int | None = None, most: int = 2**31 - 1) -> int:
+        """The positive integer under the first of ``names`` that is there, at most ``most``.
+
+        Raises InvalidArgumentError for another value, and without one unless there is a default.
+        """
         name, value = self._found(names)
         if name is None:
             if default is None:
                 raise self.missing(*names)
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise InvalidArgumentError(
-                f"{self._name}: {name} is {value!r:.60}", hint=f"expected a positive integer, {self._meaning(names)}"
+                f"{self._name}: {name} is {value!r:.60}", hint=f"expected an integer from 1 to {most}"
             )
         return value
 
@@ -78,7 +81,7 @@ class Keys:
         return value if isinstance(value, dict) else {}
 
     def missing(self, *names: str) -> InvalidArgumentError:
-        kind = f"of model_type {self.model_type!r}" if getattr(self, "model_type", "") else "without a model_type"
+        kind = f"of model_type {self.model_type!r}" if self.model_type else "without a model_type"
         return InvalidArgumentError(
             f"{self._name}: a config {kind} has no {' or '.join(names)}",
             hint="the shapes of its ops depend on it: add it to a copy of the file, or record a run with"
@@ -87,7 +90,3 @@ class Keys:
 
     def _found(self, names: tuple[str, ...]) -> tuple[str | None, Any]:
         return next(((name, self._config[name]) for name in names if name in self._config), (None, None))
-
-    @staticmethod
-    def _meaning(names: tuple[str, ...]) -> str:
-        return names[0].replace("_", " ")

@@ -9,6 +9,7 @@ from ...errors import InvalidArgumentError
 from .description import Activation, Attention, Decoder, Experts, FeedForward, Layer, Product, Rotary
 from .families import FAMILIES, LLAMA, Family
 from .keys import Keys
+from .sharing import DeviceShare
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -19,6 +20,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 _SLIDING = "sliding_attention"
+_MOST_LAYERS = 10_000
 
 
 def decoder_of(config: Mapping[str, Any], name: str, devices: int = 1) -> Decoder:
@@ -34,7 +36,7 @@ def decoder_of(config: Mapping[str, Any], name: str, devices: int = 1) -> Decode
 
 class _Reading:
     def __init__(self, keys: Keys, name: str, devices: int) -> None:
-        self._keys, self._name, self._devices = keys, name, devices
+        self._keys, self._name, self._share = keys, name, DeviceShare(devices, name)
         self._notes: list[str] = []
         self._family = self._known_family()
         self._hidden = keys.size("hidden_size", "n_embd", "d_model")
@@ -43,7 +45,7 @@ class _Reading:
 
     def decoder(self) -> Decoder:
         keys, family = self._keys, self._family
-        count, vocabulary = keys.size("num_hidden_layers", "n_layer"), keys.size("vocab_size")
+        count, vocabulary = keys.size("num_hidden_layers", "n_layer", most=_MOST_LAYERS), keys.size("vocab_size")
         layer_norm = family.layer_norm or (
             not keys.has("rms_norm_eps") and keys.has("layer_norm_eps", "layer_norm_epsilon")
         )
@@ -52,13 +54,12 @@ class _Reading:
             vocabulary=vocabulary,
             positions=keys.size("n_positions", "max_position_embeddings") if family.learnt_positions else 0,
             layers=tuple(self._layer(number) for number in range(count)),
-            head=Product(
-                self._part(vocabulary, "vocab_size", whole=True), self._hidden, "head" in family.biases, dense=True
-            ),
+            head=Product(self._share.rounded_up(vocabulary), self._hidden, "head" in family.biases, dense=True),
             layer_norm=layer_norm,
             sandwich=family.sandwich,
             parallel=family.parallel,
             dtype=keys.text("dtype", "torch_dtype", default="bfloat16"),
+            quantized=self._quantized(),
             notes=tuple(dict.fromkeys(self._notes)),
         )
 
@@ -81,6 +82,11 @@ class _Reading:
             self._notes.append(f"activation {name!r}: no op computes it")
         return _ACTIVATIONS.get(name, "")
 
+    def _quantized(self) -> str:
+        told = self._keys.part("quantization_config")
+        form = {"": told.get("quant_method"), "bits": told.get("bits"), "group size": told.get("group_size")}
+        return ", ".join(f"{name} {value}".strip() for name, value in form.items() if value is not None)
+
     # --- layers
 
     def _layer(self, number: int) -> Layer:
@@ -94,12 +100,13 @@ class _Reading:
     def _attention(self, number: int) -> Attention:
         keys, family = self._keys, self._family
         head_dim = keys.size("head_dim", default=self._even(self._hidden, self._heads))
-        heads = self._part(self._heads, "num_attention_heads")
-        kv_heads = self._kv_heads()
+        heads = self._share.of(self._heads, "num_attention_heads")
+        kv_heads = self._share.kv_heads(keys, self._heads)
         biased = keys.flag("attention_bias", "qkv_bias", default="qkv" in family.biases)
         out_biased = keys.flag("attention_bias", default="out" in family.biases)
+        qkv = [count * head_dim for count in (heads, kv_heads, kv_heads)]
         products = (
-            Product((heads + 2 * kv_heads) * head_dim, self._hidden, biased),
+            Product.fused(qkv, self._hidden, biased, apart=not family.fused),
             Product(self._hidden, heads * head_dim, out_biased),
         )
         return Attention(
@@ -128,7 +135,7 @@ class _Reading:
     def _latent_attention(self) -> Attention:
         """DeepSeek's attention: queries, keys and values from latent vectors; every device has the latents whole."""
         keys, hidden = self._keys, self._hidden
-        heads = self._part(self._heads, "num_attention_heads")
+        heads = self._share.of(self._heads, "num_attention_heads")
         plain, rotated, value = (keys.size(f"{one}_head_dim") for one in ("qk_nope", "qk_rope", "v"))
         rank, biased = keys.size("kv_lora_rank"), keys.flag("attention_bias", default=False)
         queries = heads * (plain + rotated)
@@ -176,9 +183,10 @@ class _Reading:
 
     def _mlp(self, width: int) -> FeedForward:
         keys, family = self._keys, self._family
-        own = self._part(width, "the width of an MLP")
+        own = self._share.of(width, "the width of an MLP")
         biased = keys.flag("mlp_bias", default="mlp" in family.biases)
-        into = Product((2 if family.gated else 1) * own, self._hidden, biased)
+        halves = [own, own] if family.gated else [own]
+        into = Product.fused(halves, self._hidden, biased, apart=not family.fused)
         return FeedForward(own, into, Product(self._hidden, own, biased), self._activation, family.gated)
 
     def _width(self) -> int:
@@ -210,7 +218,7 @@ class _Reading:
         return Experts(
             count=count,
             top_k=keys.size("num_experts_per_tok", "top_k"),
-            width=self._part(keys.size("moe_intermediate_size", "intermediate_size"), "the width of an expert"),
+            width=self._share.of(keys.size("moe_intermediate_size", "intermediate_size"), "the width of an expert"),
             activation=self._activation,
             scoring=("sigmoid" if scoring == "sigmoid" else "softmax") if known else "",
             renormalize=keys.flag("norm_topk_prob", default=self._family.renormalize),
@@ -223,29 +231,6 @@ class _Reading:
         if keys.has("shared_expert_intermediate_size"):
             return self._mlp(keys.size("shared_expert_intermediate_size"))
         return None
-
-    # --- tensor parallelism
-
-    def _kv_heads(self) -> int:
-        """A device's heads of keys: one of fewer than devices is held by several."""
-        count = self._keys.size("num_key_value_heads", "n_head_kv", default=self._heads)
-        if self._heads % count:
-            raise InvalidArgumentError(
-                f"{self._name}: num_attention_heads is {self._heads}, num_key_value_heads {count}",
-                hint="expected the latter to divide the former",
-            )
-        if count < self._devices and self._devices % count == 0:
-            return 1
-        return self._part(count, "num_key_value_heads")
-
-    def _part(self, size: int, what: str, *, whole: bool = False) -> int:
-        """One device's share of a size; with ``whole`` the next larger integer of a size that does not divide."""
-        if size % self._devices and not whole:
-            raise InvalidArgumentError(
-                f"{self._name}: {what} is {size}, which {self._devices} devices do not divide",
-                hint="give --tensor-parallel another number",
-            )
-        return -(-size // self._devices)
 
     def _even(self, size: int, parts: int) -> int:
         if size % parts and not self._keys.has("head_dim") and not self._keys.has("kv_lora_rank"):

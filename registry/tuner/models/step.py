@@ -1,22 +1,17 @@
 """The problems of a decoder's steps, and how often each is called: a prompt, new tokens one by one, a training step.
 
-Products of one input are fused: queries, keys and values are one, and so are a gated MLP's gate and up.
+Layers of one input are fused, unless they are to stay apart: queries, keys and values, and a gated MLP's gate and up.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 from ...problem import Value
 from .description import Attention, Decoder, Experts, FeedForward, Layer, Product
+from .workload import Phase, Workload, phases
 
-NEW_TOKENS = 128
-"""Tokens that a request makes, for the weights: each decode step counts so often, the prompt once."""
-
-Quantization = Literal["none", "int4", "int8", "fp8"]
 Dims = dict[str, Value]
 Called = tuple[str, Mapping[str, Value]]
 """An op and the dimensions of a problem."""
@@ -25,59 +20,21 @@ CalledKey = tuple[str, tuple[tuple[str, Value], ...]]
 """A ``Called`` that can be counted."""
 
 
-@dataclass(frozen=True)
-class Workload:
-    """How a model runs: sequences at once, their lengths in tokens, dtype, quantisation of its layers' weights.
-
-    ``page``: slots of a page of the cache, 0 for a cache in rows. ``training``: forward and backward over sequences of
-    ``context`` tokens, instead of a prompt and new tokens.
-    """
-
-    batch: tuple[int, ...] = (1, 16)
-    context: tuple[int, ...] = (1024,)
-    dtype: str = "bfloat16"
-    quantize: Quantization = "none"
-    group_size: int = 128
-    page: int = 0
-    training: bool = False
-
-
 def called(decoder: Decoder, workload: Workload) -> Counter[CalledKey]:
     """Op and dimensions of each problem, with its number of calls in a request, or in a training step."""
     counts: Counter[CalledKey] = Counter()
     for batch in dict.fromkeys(workload.batch):
         for context in dict.fromkeys(workload.context):
-            for phase in _phases(batch, context, training=workload.training):
+            for phase in phases(batch, context, training=workload.training):
                 for (op, dims), count in _Step(decoder, workload, phase).calls():
                     counts[op, tuple(dims.items())] += count * phase.times
     return counts
 
 
-@dataclass(frozen=True)
-class _Phase:
-    """One kind of step: ``q_len`` new tokens of each of ``batch`` sequences, which then have ``context`` tokens."""
-
-    batch: int
-    q_len: int
-    context: int
-    times: int
-    kind: Literal["prefill", "decode", "training"]
-
-    @property
-    def tokens(self) -> int:
-        return self.batch * self.q_len
-
-
-def _phases(batch: int, context: int, *, training: bool) -> list[_Phase]:
-    if training:
-        return [_Phase(batch, context, context, 1, "training")]
-    return [_Phase(batch, context, context, 1, "prefill"), _Phase(batch, 1, context, NEW_TOKENS, "decode")]
-
-
 class _Step:
     """The calls of one step."""
 
-    def __init__(self, decoder: Decoder, workload: Workload, phase: _Phase) -> None:
+    def __init__(self, decoder: Decoder, workload: Workload, phase: Phase) -> None:
         self._decoder, self._workload, self._phase = decoder, workload, phase
         self._dtype, self._tokens = workload.dtype, phase.tokens
         self._training = phase.kind == "training"
@@ -215,7 +172,12 @@ class _Step:
     # --- products
 
     def _product(self, product: Product, m: int) -> Iterator[Called]:
-        """The calls of a linear layer: with a quantised weight its op, and what quantises the activations."""
+        """The calls of a linear layer, or of the layers that it is fused of."""
+        for one in product.separated() if self._workload.separate else (product,):
+            yield from self._linear(one, m)
+
+    def _linear(self, product: Product, m: int) -> Iterator[Called]:
+        """The calls of one layer: with a quantised weight its op, and what quantises the activations."""
         sizes: Dims = {"m": m, "n": product.outputs, "k": product.inputs}
         kind = "none" if product.dense else self._workload.quantize
         group = min(self._workload.group_size, product.inputs)

@@ -15,7 +15,7 @@ from registry.problem import Problem
 from registry.tuner.models.derive import Derived, derive, described
 from registry.tuner.models.names import config_of, names
 from registry.tuner.models.reading import decoder_of
-from registry.tuner.models.step import NEW_TOKENS, Workload
+from registry.tuner.models.workload import NEW_TOKENS, Workload
 from registry.tuner.shapes.shapes import read_shapes
 from registry.tuner.shapes.written import write_shapes
 
@@ -102,6 +102,17 @@ def test_quantised_layers_call_the_ops_of_their_weights_and_the_head_does_not(bo
         derived(box, "llama-3.1-8b", Workload(quantize="int4", training=True))
 
 
+def test_layers_that_stay_apart_are_those_of_the_model(box: Catalog) -> None:
+    apart = derived(box, "llama-3.1-8b", Workload((1,), (64,), separate=True, quantize="int4"))
+    steps = 32 * NEW_TOKENS
+    assert {key: count for key, count in counted(apart, "gemm_int4", "m", "n", "k").items() if key[0] == 1} == {
+        (1, 4096, 4096): 2 * steps, (1, 1024, 4096): 2 * steps, (1, 14336, 4096): 2 * steps, (1, 4096, 14336): steps,
+    }  # fmt: skip
+    # Phi-3 and GPT-2 have them fused themselves
+    for name in ("phi-4", "gpt2"):
+        assert derived(box, name, Workload(separate=True)).shapes == derived(box, name, Workload()).shapes
+
+
 def test_windows_hold_where_the_layers_have_them(box: Catalog) -> None:
     found = derived(box, "gemma-3-4b", Workload((1,), (4096,)))
     assert counted(found, "attention", "span") == {(1024,): 29, (False,): 5}
@@ -132,6 +143,14 @@ def test_what_no_op_computes_is_told(box: Catalog) -> None:
     assert any("'xielu'" in note for note in told.notes)
 
 
+def test_a_quantised_checkpoint_is_told(box: Catalog) -> None:
+    form = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
+    decoder = decoder_of({**config_of("llama-3.1-8b"), **form}, "packed")
+    (note,) = derive(decoder, ONE, box).notes
+    assert "quantised (gptq, bits 4, group size 128)" in note
+    assert derive(decoder, Workload(quantize="int4"), box).notes == ()
+
+
 def test_names_of_the_hub_are_names_of_the_box(tmp_path: Path) -> None:
     config = config_of("llama-3.1-8b")
     assert config_of("meta-llama/Llama-3.1-8B-Instruct") is not None
@@ -157,6 +176,7 @@ def test_the_config_of_a_model_of_several_modalities_holds_its_decoder(box: Cata
         ({"hidden_act": None}, "has no hidden_act"),
         ({"hidden_size": "4096"}, "hidden_size is '4096'"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ({"num_attention_heads": -1}, "num_attention_heads is -1"),
         ({"num_attention_heads": 33}, "has no head_dim"),
         ({"num_key_value_heads": 5}, "num_key_value_heads 5"),
@@ -227,12 +247,12 @@ _BUILT: dict[str, dict[str, Any]] = {
 def test_products_and_norms_are_those_of_the_modules_that_transformers_builds(
     box: Catalog, kind: str, tmp_path: Path
 ) -> None:
-    transformers = pytest.importorskip("transformers")
     import torch
+    import transformers
 
     config = transformers.AutoConfig.for_model(kind, **_BUILT[kind])
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     # through the file that save_pretrained writes
     config.save_pretrained(tmp_path)
     found = derived(box, str(tmp_path), Workload((1,), (1,), training=True))

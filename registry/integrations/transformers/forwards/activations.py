@@ -1,4 +1,4 @@
-"""Activation functions by name, found by what they compute."""
+"""ActivationKind functions by name, found by what they compute."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 from ..proofs import disagreement
 
-Kind = Literal["silu", "gelu", "gelu_tanh"]
+ActivationKind = Literal["silu", "gelu", "gelu_tanh"]
 
-_FUNCTIONS: Mapping[Kind, Callable[[torch.Tensor], torch.Tensor]] = {
+_FUNCTIONS: Mapping[ActivationKind, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
@@ -21,7 +21,7 @@ _WIDE = torch.empty(0, dtype=torch.float64)
 """In float64 the two forms of gelu differ by far more than roundings."""
 
 
-def activation_kind(function: object) -> Kind | None:
+def activation_kind(function: object) -> ActivationKind | None:
     """Which of the known activations a function or module computes; None for another one."""
     if not callable(function):
         return None
