@@ -142,7 +142,7 @@ def gpu_time(way: Callable[[], Any]) -> float:
         graph.replay()
     end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end) / REPLAYS * 1e3
+    return float(begin.elapsed_time(end)) / REPLAYS * 1e3
 
 
 def measure(device: registry.Device, sizes: Mapping[str, Any], links: int) -> Iterator[CompiledForm]:
@@ -154,7 +154,7 @@ def measure(device: registry.Device, sizes: Mapping[str, Any], links: int) -> It
     box = [one.name for one in registry.implementations("softmax") if device.type in one.device_types]
     for winner in [name for name in WINNERS[device.type] if name in box]:
         with won_by(winner, sizes, device) as dispatcher:
-            forms = {
+            forms: dict[str, Callable[[int], Program]] = {
                 "plain torch": plain,
                 "operators": partial(calls, dispatcher),
                 "inlined": partial(calls, dispatcher),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
@@ -36,7 +37,7 @@ class Inlines(Protocol):
         """The bound op of that name."""
 
 
-class CompiledCalls(inductor_private.custom_graph_pass.CustomGraphPass):  # type: ignore[misc]
+class CompiledCalls(CustomGraphPass):
     """Inductor's pass of the process. Its identity is that of the winners, so that torch's caches of compiled code hold
     only as long as these."""
 
@@ -67,7 +68,7 @@ class CompiledCalls(inductor_private.custom_graph_pass.CustomGraphPass):  # type
         if dispatcher is None:
             return "kernel_registry: not inlined"
         told = {name: _identity(dispatcher.bound(name)) for name in sorted(self._with_backward(dispatcher))}
-        code = inductor_private.custom_graph_pass.get_hash_for_files(_SOURCES).hex()
+        code = get_hash_for_files(_SOURCES).hex()
         return f"kernel_registry: {hashlib.sha256(canonical_json([code, told]).encode()).hexdigest()}"
 
     def _with_backward(self, dispatcher: Inlines) -> set[str]:
@@ -121,8 +122,14 @@ def _identity(callee: Callee) -> Mapping[str, Any]:
 
 
 def _winners(op: Op, found: OpWinners) -> str:
-    ranking = sorted((repr(problem), repr(keys)) for problem, keys in found.ranking(op).items())
-    return hashlib.sha256(repr(ranking).encode()).hexdigest()
+    return hashlib.sha256(_text(frozenset(found.ranking(op).items())).encode()).hexdigest()
+
+
+def _text(value: Hashable) -> str:
+    """``repr`` of nested tuples and sets, the same in each process: the order of a set depends on it."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_text, value))})"
+    return f"{{{', '.join(sorted(map(_text, value)))}}}" if isinstance(value, frozenset) else repr(value)
 
 
 PASS = CompiledCalls()
