@@ -1,6 +1,6 @@
 """Calls of ops in a compiled program: host time an op, and GPU time an op, beside torch.compile of plain torch.
 
-    python -m benchmarks.compiled_calls [--device cuda] [--rows N] [--cols N] [--dtype NAME] [--links N] [--json FILE]
+    python -m benchmarks.racing.compiled_calls [--device cuda] [--rows N] [--cols N] [--dtype NAME] [--links N] [--json FILE]
 
 The program is a chain of rms_norm and softmax. Its forms: plain torch; torch's operators of the ops, which look up
 their winner at each call (``configure(inline=False)``); and the same source with inlined winners, once for each
@@ -38,7 +38,7 @@ from registry.dispatch.torch_side import operators
 from registry.tuner.storing import problem_key
 from tuning_db import CandidateKey, Decision, Environment, Protocol, Store
 
-from .arguments import output_file
+from ..arguments import output_file
 
 OPS = ("rms_norm", "softmax")
 WINNERS = {
