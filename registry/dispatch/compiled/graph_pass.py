@@ -67,7 +67,7 @@ class CompiledCalls(CustomGraphPass):
         dispatcher = _inlining_dispatcher()
         if dispatcher is None:
             return "kernel_registry: not inlined"
-        told = {name: _identity(dispatcher.bound(name)) for name in sorted(self._with_backward(dispatcher))}
+        told = {name: identity_of(dispatcher.bound(name)) for name in sorted(self._with_backward(dispatcher))}
         code = get_hash_for_files(_SOURCES).hex()
         return f"kernel_registry: {hashlib.sha256(canonical_json([code, told]).encode()).hexdigest()}"
 
@@ -108,7 +108,7 @@ def _call_directly(overload: OpOverload[..., Any], op: Op) -> None:
     inductor_private.register_call(overload, defaults, f"call_site({op.name!r})", name, _inlines)
 
 
-def _identity(callee: Callee) -> Mapping[str, Any]:
+def identity_of(callee: Callee) -> Mapping[str, Any]:
     """Everything by which calls of an op are resolved: its winners, its implementations and the mode."""
     op, plans = callee.op, callee.plans
     devices = (Device.of("cpu"), *(Device.visible() if torch.cuda.is_initialized() else ()))
