@@ -10,7 +10,7 @@ import torch
 
 from registry.dispatch.dispatcher import Dispatcher
 
-from ..dispatch.compiled.winners import generated, tuned
+from ..dispatch.compiled.winners import generated, tuned, without_comments
 from ..serving import serving
 
 if not torch.cuda.is_available():
@@ -87,7 +87,7 @@ def test_a_winner_by_torch_compile_is_inlined_and_fused(tmp_path: Path) -> None:
         y, (code,) = generated(compiled, x, weight)
         close(y.double(), expected(x, weight), atol=2e-2, rtol=2e-2)
         assert "call_site" not in code
-        assert "kernel_registry.softmax.default(" not in code
+        assert "torch.ops.kernel_registry" not in without_comments(code)
         assert dispatcher.explain("softmax", x).calls == 0
 
 
