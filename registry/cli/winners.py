@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tuning_db import MissingDatabaseError, Store
+from tuning_db import MissingDatabaseError
 
 from ..errors import RegistryError
 from .display import text
@@ -97,6 +97,8 @@ def _decisions(db: str | None, device: Device) -> dict[str, Decision]:
     from ..dispatch.resolve.winners import REGIME
 
     found = list(shipped.shipped(device.hardware(), REGIME))
+    from tuning_db import Store
+
     with contextlib.suppress(MissingDatabaseError), Store.open(db, create=False, migrate=False) as store:
         found += store.winners(hardware=device.hardware(), regime=REGIME)
     return {one.uid: one for one in found}
