@@ -63,7 +63,9 @@ class BoundOp:
         check = data_check(op) if checking else None
         self.miss = Miss(self.plans, forcing, follow, self.gradients, watch, mode, serves, check)
         self.table = self.miss.table
-        miss, watchers = self.miss, (forcing, watch)
+        self.may_retry = self.miss.may_retry
+        miss = self.miss
+        self.watchers = watchers = (forcing, watch)
         around = Around(
             self.table, watchers, miss.answer, miss.another_size, self.generic, self.traced, miss.may_retry,
             miss.profiles.run,
