@@ -93,12 +93,12 @@ def winners(
 
 def _decisions(db: str | None, device: Device) -> dict[str, Decision]:
     """The winners for the device's hardware that dispatch knows, from the database and shipped, by id."""
+    from tuning_db import Store
+
     from .. import shipped
     from ..dispatch.resolve.winners import REGIME
 
     found = list(shipped.shipped(device.hardware(), REGIME))
-    from tuning_db import Store
-
     with contextlib.suppress(MissingDatabaseError), Store.open(db, create=False, migrate=False) as store:
         found += store.winners(hardware=device.hardware(), regime=REGIME)
     return {one.uid: one for one in found}
