@@ -1,6 +1,7 @@
 """Calls of ops in a compiled program: host time an op, and GPU time an op, beside torch.compile of plain torch.
 
-    python -m benchmarks.racing.compiled_calls [--device cuda] [--rows N] [--cols N] [--links N] [--json FILE]
+    python -m benchmarks.racing.compiled_calls [--device cuda] [--rows N] [--cols N] [--dtype NAME] [--links N]
+                                               [--json FILE]
 
 The program is a chain of rms_norm and softmax. Its forms: plain torch; torch's operators of the ops, which look up
 their winner at each call (``configure(inline=False)``); and the same source with inlined winners, once for each

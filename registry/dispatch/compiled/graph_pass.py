@@ -42,8 +42,10 @@ class Inlines(Protocol):
 
 
 class CompiledCalls(CustomGraphPass):
-    """Inductor's pass of the process. Its identity is that of the winners, so that torch's caches of compiled code hold
-    only as long as these."""
+    """Inductor's pass of the process.
+
+    Its identity depends on the winners, so that torch's caches of compiled code hold only as long as these.
+    """
 
     def __init__(self) -> None:
         self._ops: dict[str, Op] = {}
@@ -62,7 +64,7 @@ class CompiledCalls(CustomGraphPass):
                 if name is None:
                     continue
                 try:
-                    _mend(node, overload, dispatcher.bound(name))
+                    _rewrite(node, overload, dispatcher.bound(name))
                 except Exception as fault:  # of Inductor's private API, or of a plugin: the call stays opaque
                     _LOG.debug("%s stays opaque in compiled code: %s", name, fault)
 
@@ -102,7 +104,7 @@ def _overloads(node: Node) -> list[OpOverload[..., Any]]:
     return [one for one in (node.target, *node.args[:1]) if isinstance(one, OpOverload)]
 
 
-def _mend(node: Node, overload: OpOverload[..., Any], callee: Callee) -> None:
+def _rewrite(node: Node, overload: OpOverload[..., Any], callee: Callee) -> None:
     """Inline the winner of a call, or let Inductor generate a call of its plan."""
     if callee.checked:
         return

@@ -74,9 +74,10 @@ class Replacing(CustomGraphPass):
             graph.lint()
 
     def uuid(self) -> str:
-        """A hash of all winners of the ops that may be replaced."""
+        """A hash of all winners of the ops that may be replaced, and of their backward ops."""
         find: Any = operators.serving_dispatcher().bound
-        told = {name: identity_of(find(name)) for name in sorted(self.ops)}
+        backward = [one.op for name in self.ops if (one := find(name).op.backward) is not None and one.op is not None]
+        told = {name: identity_of(find(name)) for name in sorted({*self.ops, *backward})}
         code = get_hash_for_files(_SOURCES).hex()
         return hashlib.sha256(canonical_json([code, self.training, told]).encode()).hexdigest()
 

@@ -37,6 +37,17 @@ def plain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.softmax(torch.nn.functional.rms_norm(x, weight.shape, weight, 1e-6), -1) * 3
 
 
+def test_a_winner_is_plain_torch_for_inductor_to_fuse(dispatcher: Dispatcher) -> None:
+    compiled = torch.compile(lambda t: dispatcher.call("softmax", t) * 3, fullgraph=True)
+    x = torch.randn(4, 64)
+    y, (code,) = generated(compiled, x)
+    close(y, torch.softmax(x, -1) * 3)
+    assert ".default(" not in without_comments(code)
+    assert "call_site" not in code
+    assert dispatcher.explain("softmax", x).calls == 0
+
+
+@THOROUGH
 def test_forward_and_backward_are_plain_torch_for_inductor_to_fuse(dispatcher: Dispatcher) -> None:
     def chain(x: torch.Tensor, weight: torch.Tensor) -> Any:
         return dispatcher.call("softmax", dispatcher.call("rms_norm", x, weight)) * 3

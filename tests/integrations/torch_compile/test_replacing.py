@@ -62,12 +62,7 @@ def test_functions_with_a_faster_winner_become_calls_of_it(tmp_path: Path, repor
 
     def program(x: torch.Tensor) -> Any:
         y = functional.rms_norm(norm(x), (64,), weight, 1e-6)
-        return (
-            torch.softmax(y, -1),
-            functional.softmax(y, dim=1),
-            y.softmax(-1),
-            torch.softmax(x, 0, dtype=torch.float64),
-        )
+        return torch.softmax(y, -1), functional.softmax(y, dim=1), y.softmax(-1)
 
     x = torch.randn(4, 64)
     with serving(winner(tmp_path, "softmax", "rms_norm")), torch.no_grad():
@@ -77,7 +72,7 @@ def test_functions_with_a_faster_winner_become_calls_of_it(tmp_path: Path, repor
     assert code.count("= call_site('softmax')") == 3
     assert code.count("= call_site('rms_norm')") == 2
     assert report.replaced == {"rms_norm(4x64, 64)": 2, "softmax(4x64)": 3}
-    assert [text.partition(": ")[2] for text in report.left] == ["it converts to torch.float64"]
+    assert not report.left
     assert "replaced  3 x softmax(4x64)" in str(report)
 
 
@@ -85,7 +80,8 @@ def test_functions_with_a_faster_winner_become_calls_of_it(tmp_path: Path, repor
     ("name", "baselines", "reason"),
     [
         ("cpp.rows", {"torch.native": 2.0, "torch.compile": 0.9}, "cpp.rows was not faster than torch.compile"),
-        ("cpp.rows", {"cpp.columns": 2.0}, "cpp.rows won, but was not measured beside torch.native or torch.compile"),
+        ("cpp.rows", {"cpp.columns": 2.0}, "cpp.rows won, but was not measured beside torch.native and torch.compile"),
+        ("cpp.rows", {"torch.native": 2.0}, "cpp.rows won, but was not measured beside torch.compile"),
         ("torch.compile", FASTER, "torch.compile won"),
         ("", FASTER, "no winner is known for it: tune it"),
     ],
@@ -136,6 +132,7 @@ def test_what_a_graph_must_be(tmp_path: Path, report: torch_compile.Replacements
     with serving(winner(tmp_path, "softmax", "rms_norm")):
         assert not calls(captured(softmax, x, dynamic=True))
         assert calls(captured(softmax, x)) == ["softmax"]
+        assert not calls(captured(lambda x: torch.softmax(x, -1, dtype=torch.float64), x))
         assert not calls(captured(softmax, x.requires_grad_()))
         torch_compile.enable("softmax", training=True)
         assert calls(captured(softmax, x)) == ["softmax"]
@@ -146,6 +143,7 @@ def test_what_a_graph_must_be(tmp_path: Path, report: torch_compile.Replacements
     reasons = {text.partition(": ")[2] for text in report.left}
     assert reasons == {
         "its sizes vary",
+        "it converts to torch.float64",
         "it needs a gradient: enable(training=True)",
         "autocast converts its arguments",
     }
