@@ -137,7 +137,7 @@ def test_a_forked_child_calls_even_where_a_lock_was_held(dispatcher: Dispatcher,
         bound.plans.failures._lock,
         dispatcher.forcing._lock,
         dispatcher.catalog._lock,
-        torch_ops._serving.lock,
+        torch_ops.SERVING.lock,
     ]
     held, release = threading.Event(), threading.Event()
 

@@ -35,7 +35,10 @@ DIMS: Mapping[str, dict[str, Value]] = {
     "gelu": {"n": 5001, "dtype": "float32", "approximate": "tanh"},
     "softmax": {"rows": 3, "cols": 5000, "dtype": "bfloat16"},
     "rms_norm": {"rows": 3, "cols": 5000, "dtype": "float32"},
-    "gemm_int4": {"m": 3, "n": 64, "k": 256, "group_size": 64, "bits": 4, "dtype": "bfloat16", "symmetric": False},
+    **{
+        op: {"m": 3, "n": 64, "k": 256, "group_size": 64, "bits": 4, "dtype": "bfloat16", "symmetric": False}
+        for op in ("gemm_int4", "gemm_int4_backward")
+    },
     **{
         f"gemm_{kind}": {"m": 3, **PACKED, "zeros": zeros, "bias": True}
         for kind, zeros in (("int8", "none"), ("int2", "float"), ("int1", "integer"), ("nf4", "none"))
