@@ -18,7 +18,7 @@ from ..tuner.processes import spawning
 from ..tuner.processes.process import Child
 from . import sanitizer
 from .outcomes import CheckOutcome, PluginCheck
-from .steps import Found
+from .steps import CheckFinding
 from .target import distribution_in, is_file
 
 LIMIT_S = 600.0
@@ -139,13 +139,13 @@ def _made(
         child.send({"name": name, "arguments": dict(arguments)})
         found = _answer(child, started + request.limit_s)
         if found is None:
-            found = Found("failed", f"it was ended after {request.limit_s:.0f} s")
+            found = CheckFinding("failed", f"it was ended after {request.limit_s:.0f} s")
     finally:
         child.stop()
     return _outcome(name, subject, found, time.perf_counter() - started)
 
 
-def _answer(child: Child, until: float) -> Found | None:
+def _answer(child: Child, until: float) -> CheckFinding | None:
     """The child's finding, None if none came in time."""
     poll = select.poll()
     poll.register(child.fileno(), select.POLLIN)
@@ -154,12 +154,12 @@ def _answer(child: Child, until: float) -> Found | None:
             continue
         messages, more = child.receive()
         for message in messages:
-            if message.keys() == set(Found._fields):
-                return Found(**message)
+            if message.keys() == set(CheckFinding._fields):
+                return CheckFinding(**message)
         if not more:
-            return Found("failed", f"the process that ran it ended: {child.end().why}")
+            return CheckFinding("failed", f"the process that ran it ended: {child.end().why}")
     return None
 
 
-def _outcome(name: str, subject: str, found: Found, seconds: float) -> CheckOutcome:
+def _outcome(name: str, subject: str, found: CheckFinding, seconds: float) -> CheckOutcome:
     return CheckOutcome(name, subject, found.verdict, found.reason, round(seconds, 3), found.details)

@@ -24,7 +24,7 @@ INTERPRETED_BYTES = 4096
 _NOTHING = ["nothing was checked"]
 
 
-class Found(NamedTuple):
+class CheckFinding(NamedTuple):
     """What one check has found: its verdict, the reason, and details as plain data."""
 
     verdict: Verdict
@@ -33,21 +33,23 @@ class Found(NamedTuple):
     subject: str = ""
 
 
-def inventory(target: str) -> Found:
+def inventory(target: str) -> CheckFinding:
     """Load the plugin; ``details`` name its ops and implementations, and what the other checks must know of them."""
     try:
         catalog, report = opened(target)
     except RegistryError as fault:
-        return Found("failed", f"{fault.message}{fault.hint and f' ({fault.hint})'}")
+        return CheckFinding("failed", f"{fault.message}{fault.hint and f' ({fault.hint})'}")
     listed = [_listed(catalog, *entry.split("/", 1)) for entry in report.implementations]
     details = {"plugin": report.name, "ops": list(report.ops), "implementations": listed}
     if report.blocked:
-        return Found("failed", "the environment forbids its import, see KERNEL_REGISTRY_PLUGINS and _BLOCK", details)
+        return CheckFinding(
+            "failed", "the environment forbids its import, see KERNEL_REGISTRY_PLUGINS and _BLOCK", details
+        )
     inactive = f"it implements {', '.join(report.inactive)}, which no plugin defines" if report.inactive else ""
     faults = "; ".join(filter(None, (report.fault, inactive)))
     if not faults and not report.ops and not listed:
         faults = "it brings no op and no implementation"
-    return Found("failed" if faults else "passed", faults, details)
+    return CheckFinding("failed" if faults else "passed", faults, details)
 
 
 def _listed(catalog: Catalog, op: str, name: str) -> dict[str, Any]:
@@ -62,13 +64,13 @@ def _listed(catalog: Catalog, op: str, name: str) -> dict[str, Any]:
     }
 
 
-def contract(target: str, op: str) -> Found:
+def contract(target: str, op: str) -> CheckFinding:
     """Check the contract of an op by ``registry.testing.check_op``."""
     catalog = catalog_with_plugin(target)
     return checked(lambda: check_op(catalog.op(op)))
 
 
-def numerics(target: str, op: str, name: str, device: str, interpreted: bool) -> Found:
+def numerics(target: str, op: str, name: str, device: str, interpreted: bool) -> CheckFinding:
     """Check an implementation on the op's examples; in Triton's interpreter on the small ones."""
     catalog = catalog_with_plugin(target)
     contract_, implementation = catalog.op(op), catalog.implementation(op, name)
@@ -83,7 +85,7 @@ def _small(op: Op) -> list[Mapping[str, Value]]:
     return [op.examples[number] for number in kept]
 
 
-def checked(check: Callable[[], Any]) -> Found:
+def checked(check: Callable[[], Any]) -> CheckFinding:
     """The finding of a check of ``registry.testing``; skipped if the implementation refuses every problem."""
     try:
         report = check()
@@ -92,12 +94,12 @@ def checked(check: Callable[[], Any]) -> Found:
         failures = [line.strip().removeprefix("failed: ") for line in lines if not line.startswith("  skipped: ")]
         refused = [line.removeprefix("  skipped: ") for line in lines if line.startswith("  skipped: ")]
         if failures == _NOTHING and refused:
-            return Found("skipped", "\n".join(refused))
-        return Found("failed", "\n".join(failures))
-    return Found("passed", "", {"checked": len(report.checked), "refused": list(report.skipped)})
+            return CheckFinding("skipped", "\n".join(refused))
+        return CheckFinding("failed", "\n".join(failures))
+    return CheckFinding("passed", "", {"checked": len(report.checked), "refused": list(report.skipped)})
 
 
-def compiled(target: str, op: str, name: str, architecture: str) -> Found:
+def compiled(target: str, op: str, name: str, architecture: str) -> CheckFinding:
     """Compile the default configuration of each example of the op for an architecture; ``""`` is this host."""
     catalog = catalog_with_plugin(target)
     contract_, implementation = catalog.op(op), catalog.implementation(op, name)
@@ -111,10 +113,10 @@ def compiled(target: str, op: str, name: str, architecture: str) -> Found:
     faults = [f"{_shown(problems, each)}: {each.fault}" for each in report.variants if each.fault]
     details = {"variants": [_resources(each) for each in report.variants if not each.fault]}
     if faults:
-        return Found("failed", "\n".join(faults), details)
+        return CheckFinding("failed", "\n".join(faults), details)
     if not report.variants:
-        return Found("skipped", "\n".join(sorted({each.reason for each in report.omitted})))
-    return Found("passed", "", details)
+        return CheckFinding("skipped", "\n".join(sorted({each.reason for each in report.omitted})))
+    return CheckFinding("passed", "", details)
 
 
 def _shown(problems: Sequence[Problem], variant: CompiledVariant) -> str:
@@ -128,11 +130,11 @@ def _resources(variant: CompiledVariant) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def guarded(step: Callable[..., Found], arguments: Mapping[str, Any]) -> Found:
+def guarded(step: Callable[..., CheckFinding], arguments: Mapping[str, Any]) -> CheckFinding:
     """What ``step`` finds; an exception of it is a failure of the plugin, whose code it runs."""
     try:
         return step(**arguments)
     except RegistryError as fault:
-        return Found("failed", f"{fault.message}{fault.hint and f' ({fault.hint})'}")
+        return CheckFinding("failed", f"{fault.message}{fault.hint and f' ({fault.hint})'}")
     except Exception as fault:
-        return Found("failed", in_a_line(fault))
+        return CheckFinding("failed", in_a_line(fault))
