@@ -15,7 +15,7 @@ from ..problem import Problem, Value
 from ..testing import check_implementation, check_op
 from ..tuner.planning.compiling import CompiledVariant, compile_plans
 from ..tuner.planning.problems import plan
-from .outcomes import Verdict
+from .outcomes import CheckVerdict
 from .target import catalog_with_plugin, opened
 
 INTERPRETED_BYTES = 4096
@@ -27,7 +27,7 @@ _NOTHING = ["nothing was checked"]
 class CheckFinding(NamedTuple):
     """What one check has found: its verdict, the reason, and details as plain data."""
 
-    verdict: Verdict
+    verdict: CheckVerdict
     reason: str = ""
     details: Mapping[str, Any] = {}
     subject: str = ""
