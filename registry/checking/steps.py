@@ -16,10 +16,13 @@ from ..testing import check_implementation, check_op
 from ..tuner.planning.compiling import CompiledVariant, compile_plans
 from ..tuner.planning.problems import plan
 from .outcomes import CheckVerdict
-from .target import catalog_with_plugin, opened
+from .target import catalog_with_plugin, is_file, opened
 
 INTERPRETED_BYTES = 4096
 """The most bytes that a problem in Triton's interpreter moves, which takes milliseconds for each program."""
+
+UNKNOWN = "unknown"
+"""The detail under which message and hint stand if there is no such plugin."""
 
 _NOTHING = ["nothing was checked"]
 
@@ -38,7 +41,8 @@ def inventory(target: str) -> CheckFinding:
     try:
         catalog, report = opened(target)
     except RegistryError as fault:
-        return CheckFinding("failed", f"{fault.message}{fault.hint and f' ({fault.hint})'}")
+        unknown = {} if is_file(target) else {UNKNOWN: [fault.message, fault.hint]}
+        return CheckFinding("failed", f"{fault.message}{fault.hint and f' ({fault.hint})'}", unknown)
     listed = [_listed(catalog, *entry.split("/", 1)) for entry in report.implementations]
     details = {"plugin": report.name, "ops": list(report.ops), "implementations": listed}
     if report.blocked:
@@ -70,11 +74,13 @@ def contract(target: str, op: str) -> CheckFinding:
     return checked(lambda: check_op(catalog.op(op)))
 
 
-def numerics(target: str, op: str, name: str, device: str, interpreted: bool) -> CheckFinding:
+def numerics(
+    target: str, op: str, name: str, device: str, interpreted: bool, dims: Mapping[str, Value] | None
+) -> CheckFinding:
     """Check an implementation on the op's examples; in Triton's interpreter on the small ones."""
     catalog = catalog_with_plugin(target)
     contract_, implementation = catalog.op(op), catalog.implementation(op, name)
-    problems = _small(contract_) if interpreted else None
+    problems = [dims] if dims else _small(contract_) if interpreted else None
     return checked(lambda: check_implementation(implementation, contract_, problems=problems, device=device))
 
 
@@ -99,12 +105,12 @@ def checked(check: Callable[[], Any]) -> CheckFinding:
     return CheckFinding("passed", "", {"checked": len(report.checked), "refused": list(report.skipped)})
 
 
-def compiled(target: str, op: str, name: str, architecture: str) -> CheckFinding:
+def compiled(target: str, op: str, name: str, architecture: str, dims: Mapping[str, Value] | None) -> CheckFinding:
     """Compile the default configuration of each example of the op for an architecture; ``""`` is this host."""
     catalog = catalog_with_plugin(target)
     contract_, implementation = catalog.op(op), catalog.implementation(op, name)
     device = Device.without_hardware(architecture) if architecture else Device.of("cpu")
-    problems = [contract_.problem_of(dims) for dims in contract_.examples]
+    problems = [contract_.problem_of(each) for each in ([dims] if dims else contract_.examples)]
 
     def takes(one: Implementation, _: Device) -> bool:
         return one is implementation

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +13,9 @@ from ...errors import RegistryError
 from ..display import text
 from ..display.outcomes import say_outcome, total
 from ..options import Plugins, catalog_with, not_a_file
+
+if TYPE_CHECKING:
+    from ...problem import Value
 
 
 class ScaffoldSource(StrEnum):
@@ -53,8 +57,9 @@ def scaffold(
     """
     if source is ScaffoldSource.REFERENCE:
         made, target = _from_reference(op, function, out)
+        problem = None
     else:
-        made, target = _from_compile(op, dims, out, plugin)
+        made, target, problem = _from_compile(op, dims, out, plugin)
     try:
         with target.open("x", encoding="utf-8") as stream:
             stream.write(made)
@@ -63,7 +68,7 @@ def scaffold(
             f"{target} exists already", hint="nothing was written; name another one with --out"
         ) from None
     text.say(f"{target} written")
-    raise typer.Exit(_checked(target) if check else 0)
+    raise typer.Exit(_checked(target, problem) if check else 0)
 
 
 def _from_reference(op: str, function: Path | None, out: Path | None) -> tuple[str, Path]:
@@ -81,7 +86,9 @@ def _from_reference(op: str, function: Path | None, out: Path | None) -> tuple[s
     return op_from_reference(function, op), target
 
 
-def _from_compile(op: str, dims: str | None, out: Path | None, plugin: Plugins) -> tuple[str, Path]:
+def _from_compile(
+    op: str, dims: str | None, out: Path | None, plugin: Plugins
+) -> tuple[str, Path, Mapping[str, Value]]:
     from ...authoring.compiled_start import problem_to_begin_with, start_from_compile
     from ..problems.dimensions import dimensions_of
 
@@ -90,12 +97,12 @@ def _from_compile(op: str, dims: str | None, out: Path | None, plugin: Plugins) 
     if not target.stem.isidentifier():
         raise RegistryError(f"--out {target}: {target.stem} is no identifier, which names the implementation")
     problem = problem_to_begin_with(contract, dimensions_of(contract, dims.split()) if dims else None)
-    return start_from_compile(contract, problem, target.stem), target
+    return start_from_compile(contract, problem, target.stem), target, problem.dims
 
 
-def _checked(target: Path) -> int:
+def _checked(target: Path, dims: Mapping[str, Value] | None) -> int:
     from ...checking.running import CheckRequest, check_plugin
 
-    done = check_plugin(CheckRequest(str(target)), say_outcome)
+    done = check_plugin(CheckRequest(str(target), dims=dims), say_outcome)
     text.say(total(done))
     return 0 if done.ok else 1
