@@ -12,6 +12,7 @@ from .api_checks import WantedProblems, check_limit, database_of, name_of_op, na
 from .contract import Op
 from .device import Device, DeviceNames, devices_of
 from .discovery.plugin import PluginReport
+from .dispatch.compiled import installing
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.plans import prepared
 from .dispatch.torch_side import operators
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 dispatcher = Dispatcher()
 """The one dispatcher of the process."""
 operators.serve(dispatcher)
+operators.SERVING.traced = installing.saw
 operators.define_box()
 if PROFILE_VARIABLE in os.environ:  # set by `registry profile`
     from .profiling import program

@@ -22,6 +22,13 @@ def name_of_op(given: Any) -> str:
     return given
 
 
+def checked_flag(what: str, name: str, given: Any) -> bool:
+    """``given``. Raises InvalidArgumentError unless it is True or False."""
+    if not isinstance(given, bool):
+        raise InvalidArgumentError(f"{what}({name}={given!r:.80})", hint="expected True or False")
+    return given
+
+
 def database_of(what: str, given: Any) -> str | None:
     """A file or an SQLAlchemy URL as text; None for the default place. Raises ArgumentTypeError for other types."""
     path = os.fspath(given) if isinstance(given, os.PathLike) else given

@@ -143,6 +143,14 @@ def linear_implementations() -> Iterable[Implementation]:
     return _bfloat16_products("linear", 16)
 
 
+@implements("gemm_sparse24")
+def gemm_sparse24_implementations() -> Iterable[Implementation]:
+    """One implementation."""
+    from .sparse.gemm_sparse24 import CppGemmSparse24
+
+    return [CppGemmSparse24()]
+
+
 @implements("gemm_w8a8")
 def gemm_w8a8_implementations() -> Iterable[Implementation]:
     """AMX tiles and dot products, for int8 activations."""

@@ -61,9 +61,12 @@ class BoundOp:
         self.plans = Plans(op, catalog, winners, mode)
         serves = lambda: torch_ops.serves(self)  # noqa: E731 - a method cannot be passed before its object is complete
         check = data_check(op) if checking else None
+        self.checked = check is not None
         self.miss = Miss(self.plans, forcing, follow, self.gradients, watch, mode, serves, check)
         self.table = self.miss.table
-        miss, watchers = self.miss, (forcing, watch)
+        self.may_retry = self.miss.may_retry
+        miss = self.miss
+        self.watchers = watchers = (forcing, watch)
         around = Around(
             self.table, watchers, miss.answer, miss.another_size, self.generic, self.traced, miss.may_retry,
             miss.profiles.run,

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from ..api_checks import database_of, file_of, name_of_op
+from ..api_checks import checked_flag, database_of, file_of, name_of_op
 from ..contract import Op
 from ..device import Device
 from ..discovery.catalog import Catalog, loading_catalog
@@ -51,6 +51,8 @@ class Dispatcher:
         self.recorder = Recorder()
         self._mode: Mode | None = None
         self._checking: bool | None = None
+        self.inline = True
+        """Whether compiled code may contain winners, and call plans directly; see ``configure``."""
         self._swapping = False
         self._reloading = renewed_in_child(self, "_reloading", threading.Lock)
         self._winners = Winners(database)
@@ -159,6 +161,7 @@ class Dispatcher:
         database: str | Path | Keep | None = KEEP,
         mode: Mode | Keep = KEEP,
         prepared_bytes: int | Keep | None = KEEP,
+        inline: bool | Keep = KEEP,
     ) -> None:
         """Change the settings of dispatch from now on; settings that are not given stay as they are.
 
@@ -168,13 +171,18 @@ class Dispatcher:
         ``using`` has no effect) or "strict" (NotTunedError where only a heuristic could choose). Without a mode
         ``KERNEL_REGISTRY_MODE`` decides. ``prepared_bytes``: the most bytes that prepared weights of the process may
         hold on each device, before the least recently used are dropped; None for ``KERNEL_REGISTRY_PREPARED_BYTES``,
-        else a quarter of the device's memory. Plans and winners in memory are dropped. Raises InvalidArgumentError for
-        anything else, and then changes nothing.
+        else a quarter of the device's memory. ``inline`` (True at first): whether code that torch.compile compiles from
+        now on for static shapes may contain the torch code of winners, and call plans directly; False leaves each call
+        an operator of torch. Plans and winners in memory are dropped. Raises InvalidArgumentError for anything else,
+        and then changes nothing.
         """
         budget = prepared_bytes if isinstance(prepared_bytes, Keep) else checked_bytes(prepared_bytes)
         wanted = None if isinstance(mode, Keep) else checked_mode(mode)
         place = database if isinstance(database, Keep) else database_of("configure", database)
+        inlines = inline if isinstance(inline, Keep) else checked_flag("configure", "inline", inline)
         with self._lock:
+            if not isinstance(inlines, Keep):
+                self.inline = inlines
             if not isinstance(budget, Keep):
                 BUDGET.given = budget
             if wanted is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from .act_order_linear import ActOrderLinear
+from .packed_experts_mlp import PackedExpertsMlp
 from .packed_linear import PackedLinear
+from .scaled_linear import ScaledLinear
 
-__all__ = ["ActOrderLinear", "PackedLinear"]
+__all__ = ["ActOrderLinear", "PackedExpertsMlp", "PackedLinear", "ScaledLinear"]

@@ -84,7 +84,7 @@ class PackedLinear(torch.nn.Module):
         # in a trace, tensors of another object are not recognised as the buffers
         weight = self._made() if is_dynamo_compiling() else self.held
         dtype = weight.scales.dtype
-        if x.dtype != dtype and torch.is_autocast_enabled(x.device.type):
+        if x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
             x = x.to(dtype)
         bias = self.bias
         if bias is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from registry.integrations.transformers import RegistryConfig
 from registry.nn import PackedLinear
+
+from ..integrations.transformers.quantization.checkpoints_written import awq, compressed_tensors, gptq, llama
+from ..integrations.transformers.quantization.test_experts import mixtral
 
 IDS = torch.arange(1, 17).unsqueeze(0)
 
@@ -73,3 +77,55 @@ def test_a_packed_model_generates_compiled_with_cuda_graphs(plain: Path, tmp_pat
     assert (found - expected).square().mean().sqrt() < 0.05 * expected.square().mean().sqrt()
     tokens = again.generate(IDS.cuda(), max_new_tokens=8, do_sample=False)
     assert tokens.shape == (1, 24)
+
+
+def on_both(folder: Path, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits on the GPU and on the CPU."""
+    found = []
+    for device in ({"": 0}, "cpu"):
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, quantization_config=RegistryConfig(**options), device_map=device
+        )
+        with torch.no_grad():
+            found.append(model(IDS.to(model.device)).logits.double().cpu())
+    return found[0], found[1]
+
+
+WRITERS: dict[str, Any] = {
+    "act-order": lambda folder: gptq(folder, shuffled=True),
+    "awq": awq,
+    "compressed-tensors": compressed_tensors,
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_other_libraries_checkpoints_have_the_cpus_logits(tmp_path: Path, kind: str) -> None:
+    WRITERS[kind](tmp_path)
+    found, expected = on_both(tmp_path)
+    assert (found - expected).square().mean().sqrt() < 0.03 * expected.square().mean().sqrt()
+
+
+@pytest.mark.parametrize("activations", ["float8_e4m3fn", "int8"])
+def test_weights_and_activations_of_8_bits_have_the_cpus_logits(tmp_path: Path, activations: str) -> None:
+    llama().save_pretrained(tmp_path)
+    found, expected = on_both(tmp_path, bits=8, activations=activations)
+    # an activation may be rounded to the neighbouring level
+    assert (found - expected).square().mean().sqrt() < 0.1 * expected.square().mean().sqrt()
+
+
+def test_packed_experts_have_the_cpus_logits_and_are_captured(tmp_path: Path) -> None:
+    mixtral().save_pretrained(tmp_path)
+    found, expected = on_both(tmp_path, group_size=32)
+    assert (found - expected).square().mean().sqrt() < 0.05 * expected.square().mean().sqrt()
+    config = RegistryConfig(group_size=32)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config, device_map={"": 0})
+    experts = model.model.layers[0].mlp.experts
+    x = torch.randn(4, 64, device="cuda", dtype=torch.bfloat16)
+    index = torch.tensor([[0, 1], [2, 0], [1, 2], [2, 1]], device="cuda")
+    weights = torch.rand(4, 2, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        eager = experts(x, index, weights)
+        compiled = torch.compile(experts, fullgraph=True, mode="reduce-overhead")
+        for _ in range(3):
+            y = compiled(x, index, weights)
+    torch.testing.assert_close(y, eager, rtol=0.02, atol=0.02 * float(eager.abs().max()))

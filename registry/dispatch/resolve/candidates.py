@@ -34,6 +34,7 @@ from ..plans.any_size_runs import AnySizeRuns
 from ..plans.plan import Candidate, Draft, Plan
 from .answers_or_faults import refusals
 from .failures import Failures, tell_broken
+from .op_winners import OpWinners
 from .resolution import Choice, Step, choices
 from .resolved import Resolved
 from .situation import Situation, runs_verified_code, shown_near
@@ -138,6 +139,14 @@ class Plans:
             situation = Situation(self.op, problem, device, implementations, winners, verified=verified)
             known = self._situations[place] = source, situation
         return known[1].of(problem)
+
+    def mode(self) -> Mode:
+        """The mode of dispatch."""
+        return self._mode()
+
+    def winners(self, device: Device) -> OpWinners:
+        """The op's winners on the hardware of a device; read if they are not in memory yet."""
+        return self._winners().of(self.op, device)
 
     @property
     def implementations(self) -> tuple[Implementation, ...]:

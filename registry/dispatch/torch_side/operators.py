@@ -34,9 +34,12 @@ class Dispatches(Protocol):
         """The bound op of that name. Raises UnknownNameError."""
 
 
-class _Serving:
+class Serving:
+    """What torch's operators use: the dispatcher that runs their calls, and ``traced``, told of each op in a trace."""
+
     def __init__(self) -> None:
         self.dispatcher: Dispatches | None = None
+        self.traced: Callable[[Op], None] = lambda _: None
         self.lock = renewed_in_child(self, "lock", threading.RLock)
 
 
@@ -47,19 +50,20 @@ class _Defined:
     overload: OpOverload[..., Any]
 
 
-_serving = _Serving()
+SERVING = Serving()
+
 _defined: dict[str, _Defined] = {}
 
 
 def serve(dispatcher: Dispatches | None) -> Dispatches | None:
     """Let this dispatcher run torch.ops.kernel_registry.* from now on, in every thread; returns the former one."""
-    former, _serving.dispatcher = _serving.dispatcher, dispatcher
+    former, SERVING.dispatcher = SERVING.dispatcher, dispatcher
     return former
 
 
 def serves(bound: Bound) -> bool:
     """True if torch's operator of the op runs this bound op."""
-    dispatcher = _serving.dispatcher
+    dispatcher = SERVING.dispatcher
     try:
         return dispatcher is not None and dispatcher.bound(bound.op.name) is bound
     except UnknownNameError:
@@ -79,7 +83,7 @@ def define_box() -> None:
 
 def define(op: Op) -> OpOverload[..., Any]:
     """torch's operator of ``op``. Raises InvalidDefinitionError if another library has defined one of that name."""
-    with _serving.lock:
+    with SERVING.lock:
         known = _defined.get(op.name)
         if known is None or known.schema != op.schema:
             if known is not None:
@@ -88,6 +92,19 @@ def define(op: Op) -> OpOverload[..., Any]:
                 del _defined[op.name]
             known = _defined[op.name] = _define(op)
         return known.overload
+
+
+def overload_of(name: str) -> OpOverload[..., Any]:
+    """torch's operator of the op of that name."""
+    known = _defined.get(name)
+    return define(serving_dispatcher().bound(name).op) if known is None else known.overload
+
+
+def name_of(overload: OpOverload[..., Any]) -> str | None:
+    """The name of the op that torch's operator belongs to; None for an operator of others."""
+    name = str(overload.name()).removeprefix(f"{NAMESPACE}::")
+    known = _defined.get(name)
+    return name if known is not None and known.overload is overload else None
 
 
 def qualified_name(op: Op) -> str:
@@ -141,6 +158,7 @@ class _Kernels:
         torch reports an error of a fake as its own: the real call does that.
         """
         op = self.bound().op
+        SERVING.traced(op)
         return _in_plain_torch(op.fake or op.reference, op, args, attributes)
 
     def autograd(self, *args: Any, **attributes: Any) -> Any:
@@ -165,8 +183,8 @@ class _Kernels:
     def bound(self) -> Bound:
         """The bound op of the current dispatcher."""
         dispatcher, bound = self._found
-        if bound is None or dispatcher is not _serving.dispatcher:
-            current = _dispatcher()
+        if bound is None or dispatcher is not SERVING.dispatcher:
+            current = serving_dispatcher()
             bound = current.bound(self.name)
             self._found = current, bound
         return bound
@@ -191,7 +209,8 @@ def called(overload: OpOverload[..., Any], op: Op, values: tuple[Any, ...]) -> A
     return overload(*values[:count], **dict(zip(op.parsed.names[count:], values[count:], strict=True)))
 
 
-def _dispatcher() -> Dispatches:
-    if _serving.dispatcher is None:
+def serving_dispatcher() -> Dispatches:
+    """The dispatcher that runs torch's operators. Raises RegistryError without one."""
+    if SERVING.dispatcher is None:
         raise RegistryError("no dispatcher serves torch.ops.kernel_registry", hint="import registry")
-    return _serving.dispatcher
+    return SERVING.dispatcher

@@ -5,6 +5,6 @@ from __future__ import annotations
 from .applying import apply, restore
 from .attention import registry_attention
 from .quantization import RegistryConfig, load, lora_config
-from .report import Report
+from .report import ApplyReport
 
-__all__ = ["RegistryConfig", "Report", "apply", "load", "lora_config", "registry_attention", "restore"]
+__all__ = ["ApplyReport", "RegistryConfig", "apply", "load", "lora_config", "registry_attention", "restore"]

@@ -10,16 +10,18 @@ import torch
 from ...errors import InvalidArgumentError
 from ...nn import PackedLinear
 from .attention import NAME
+from .forwards.experts import replace_experts
 from .forwards.gated_mlps import gate_and_up, replace_gated
 from .forwards.gelus import replace_gelu
-from .forwards.linears import DenseMember, Linear, LinearForward, LinearGroup, PackedMember
+from .forwards.linears import AnyLinear, DenseMember, LinearForward, LinearGroup, PackedMember
 from .forwards.norms import replace_norm
 from .losses import causal_lm_loss
-from .quantizing import Quantized, pack_linears
-from .report import Report
+from .quantization.experts import expert_modules
+from .quantizing import format_of, pack_linears
+from .report import ApplyReport
 from .swapping import Swapped, swap, swapped, unswap
 
-Quantize = Literal["int8", "int4", "int2", "int1", "nf4"]
+WeightFormat = Literal["int8", "int4", "int2", "int1", "nf4", "fp8"]
 
 _ATTENTION = "_registry_attention"
 _LOSS = "_registry_loss"
@@ -31,15 +33,16 @@ _TOGETHER = (("q_proj", "k_proj", "v_proj"),)
 def apply(
     model: torch.nn.Module,
     *,
-    quantize: Quantize | None = None,
+    quantize: WeightFormat | None = None,
     group_size: int = 128,
     symmetric: bool = False,
     lm_head: bool = False,
-) -> Report:
+) -> ApplyReport:
     """Let a transformers model's norms, linear layers, MLPs, attention and loss run by the registry, in place.
 
-    quantize     pack the weights of its linear layers: "int4" for 4 bits, with one scale for ``group_size`` of a row.
-                 The weights in full precision are dropped
+    quantize     pack the weights of its linear layers: "int4" for 4 bits, with one scale for ``group_size`` of a row;
+                 "fp8" for float8 weights and activations, with a scale for each row of both. The weights in full
+                 precision are dropped. ``save_pretrained`` then writes packed ones, which ``from_pretrained`` loads
     symmetric    packed weights without zero points
     lm_head      pack the output layer, too
 
@@ -50,13 +53,17 @@ def apply(
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(f"apply: got a {type(model).__name__}, expected a model (torch.nn.Module)")
-    report = Report()
+    report = ApplyReport()
     if quantize is not None:
-        packed = pack_linears(model, Quantized.of(quantize, group_size, symmetric), lm_head=lm_head, report=report)
+        packed = pack_linears(model, format_of(quantize, group_size, symmetric), lm_head=lm_head, report=report)
         setattr(model, _PACKED, packed or getattr(model, _PACKED, False))
     for name, module in list(model.named_modules()):
         if not isinstance(module, Swapped):
             _replace(module, name, report)
+    for name, module in list(expert_modules(model)):
+        if not isinstance(module, Swapped):
+            told = replace_experts(module)
+            report.leave(f"experts: {told}", name) if told else report.add("experts", name)
     _replace_attention(model, report)
     _replace_loss(model, report)
     return report
@@ -72,8 +79,9 @@ def restore(model: torch.nn.Module) -> None:
             "restore: the model was quantised, and its weights in full precision are gone", hint="load it again"
         )
     for _, module in list(swapped(model)):
-        if hasattr(module, "registry_group"):
-            _separate(module)
+        if hasattr(module, "registry_group") or hasattr(module, "registry_gate_up"):
+            for layer in (module, *module.children()):
+                _separate(layer)
         unswap(module)
     if hasattr(model, _ATTENTION):
         model.set_attn_implementation(getattr(model, _ATTENTION))  # type: ignore[operator]
@@ -84,12 +92,16 @@ def restore(model: torch.nn.Module) -> None:
 
 
 def _separate(module: torch.nn.Module) -> None:
-    """Give the parameters of a group's layer memory of their own."""
+    """Give tensors that are parts of a group's memory of their own."""
     for parameter in module.parameters(recurse=False):
-        parameter.data = parameter.data.clone()
+        if parameter.data.untyped_storage().nbytes() > parameter.data.nbytes:
+            parameter.data = parameter.data.clone()
+    for name, buffer in module.named_buffers(recurse=False):
+        if not buffer.is_contiguous():
+            setattr(module, name, buffer.contiguous())
 
 
-def _replace(module: torch.nn.Module, name: str, report: Report) -> None:
+def _replace(module: torch.nn.Module, name: str, report: ApplyReport) -> None:
     """Replace one module's forward, and those of its linear layers of one input."""
     for layers, names in _groups(module):
         _join(layers, [f"{name}.{one}" for one in names], report)
@@ -111,7 +123,7 @@ def _replace(module: torch.nn.Module, name: str, report: Report) -> None:
             report.leave(f"linear: its weight is a {type(module.weight.data).__name__}", name)
 
 
-def _groups(module: torch.nn.Module) -> Iterator[tuple[list[Linear], tuple[str, ...]]]:
+def _groups(module: torch.nn.Module) -> Iterator[tuple[list[AnyLinear], tuple[str, ...]]]:
     for names in _TOGETHER:
         layers = [getattr(module, name, None) for name in names]
         found = [layer for layer in layers if type(layer) in {torch.nn.Linear, PackedLinear}]
@@ -119,7 +131,7 @@ def _groups(module: torch.nn.Module) -> Iterator[tuple[list[Linear], tuple[str, 
             yield found, names  # type: ignore[misc]
 
 
-def _join(layers: list[Linear], names: list[str], report: Report) -> None:
+def _join(layers: list[AnyLinear], names: list[str], report: ApplyReport) -> None:
     group = LinearGroup(layers)
     if not group.is_one:
         return
@@ -129,7 +141,7 @@ def _join(layers: list[Linear], names: list[str], report: Report) -> None:
         report.add("linear layers of one input as one product", names[place])
 
 
-def _replace_attention(model: Any, report: Report) -> None:
+def _replace_attention(model: Any, report: ApplyReport) -> None:
     config = getattr(model, "config", None)
     now = getattr(config, "_attn_implementation", None)
     if now is None or not hasattr(model, "set_attn_implementation"):
@@ -149,7 +161,7 @@ def _replace_attention(model: Any, report: Report) -> None:
     report.add(f"attention ({now} before)", type(model).__name__)
 
 
-def _replace_loss(model: Any, report: Report) -> None:
+def _replace_loss(model: Any, report: ApplyReport) -> None:
     """Replace the loss of a causal language model, by transformers' property for it."""
     if "loss_function" not in dir(type(model)) or "_loss_function" in model.__dict__:
         return

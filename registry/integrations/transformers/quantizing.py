@@ -2,75 +2,103 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ...contracts.checks import HALVES
 from ...errors import InvalidArgumentError, UnknownNameError
-from ...nn import PackedLinear
+from ...nn import PackedExpertsMlp, PackedLinear, ScaledLinear
 from ...problem import dtype_name
 from .quantization import RegistryConfig
+from .quantization.experts import BITS, DOWN, GATE_UP, expert_modules, put_experts, rounded
 from .quantization.fitting import group_size_for
+from .quantization.quantizer import RegistryQuantizer
 from .quantization.replacing import linear_layers
-from .report import Report
+from .report import ApplyReport
 
-_FORMATS: dict[str, tuple[int, str | None]] = {
-    "int8": (8, None), "int4": (4, None), "int2": (2, None), "int1": (1, None), "nf4": (4, "nf4"),
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """A format of packed weights."""
-
-    bits: int
-    codebook: str | None
-    group_size: int
-    symmetric: bool
-
-    @classmethod
-    def of(cls, name: str, group_size: int, symmetric: bool) -> Self:
-        """The format of that name. Raises UnknownNameError for another one, InvalidArgumentError for a group size."""
-        if name not in _FORMATS:
-            raise UnknownNameError("quantize", name, _FORMATS)
-        bits, codebook = _FORMATS[name]
-        RegistryConfig(bits=bits, codebook=codebook, group_size=group_size, symmetric=symmetric)
-        return cls(bits, codebook, group_size, symmetric)
+_FORMATS: Mapping[str, Mapping[str, Any]] = {
+    "int8": {"bits": 8},
+    "int4": {"bits": 4},
+    "int2": {"bits": 2},
+    "int1": {"bits": 1},
+    "nf4": {"bits": 4, "codebook": "nf4"},
+    "fp8": {"bits": 8, "activations": "float8_e4m3fn"},
+}
 
 
-def pack_linears(model: torch.nn.Module, how: Quantized, *, lm_head: bool, report: Report) -> bool:
+def format_of(name: str, group_size: int, symmetric: bool) -> RegistryConfig:
+    """The format of that name. Raises UnknownNameError for another one, InvalidArgumentError for a group size."""
+    if name not in _FORMATS:
+        raise UnknownNameError("quantize", name, _FORMATS)
+    given = dict(_FORMATS[name])
+    if "activations" not in given:
+        given |= {"group_size": group_size, "symmetric": symmetric}
+    return RegistryConfig(**given)
+
+
+def pack_linears(model: Any, config: RegistryConfig, *, lm_head: bool, report: ApplyReport) -> bool:
     """Replace linear layers by packed ones; the output layer only with ``lm_head``. True if there was one.
 
-    Raises InvalidArgumentError, before anything is replaced, for weights that are not loaded.
+    ``save_pretrained`` writes the packed ones then. Raises InvalidArgumentError, before anything is replaced, for
+    weights that are not loaded, and for float32 weights that 4 bits would need to be multiplied with.
     """
     layers = list(linear_layers(model))
     for name, linear in layers:
-        if linear.weight.is_meta:
-            raise InvalidArgumentError(
-                f"apply: the weight of {name} is not loaded", hint="load the model's weights first"
-            )
-        if how.bits == 4 and how.codebook is None and linear.weight.dtype not in HALVES:
-            raise InvalidArgumentError(
-                f"apply: the weight of {name} is {dtype_name(linear.weight.dtype)}; gemm_int4 multiplies float16 and"
-                " bfloat16",
-                hint='model.to(torch.bfloat16), or quantize="nf4" or "int8"',
-            )
+        _check(name, linear, config)
     found: Any = getattr(model, "get_output_embeddings", lambda: None)
     output = found()
-    config = RegistryConfig(bits=how.bits, codebook=how.codebook, group_size=how.group_size, symmetric=how.symmetric)
     packed = False
     for name, linear in layers:
         if linear is output and not lm_head:
             report.leave("not packed: the output layer (lm_head=True packs it)", name)
             continue
-        size = group_size_for(config, linear.in_features)
-        if size is None:
+        layer = _packed(linear, config)
+        if layer is None:
             report.leave(f"not packed: no group size divides its {linear.in_features} columns", name)
             continue
-        size = linear.in_features if size == -1 else size
-        model.set_submodule(name, PackedLinear.from_linear(linear, how.bits, size, how.symmetric, how.codebook))
-        report.add(f"linear packed in {how.bits} bits", name)
+        model.set_submodule(name, layer)
+        report.add(f"linear packed in {config.bits} bits", name)
         packed = True
+    packed = _pack_experts(model, config, report) or packed
+    if packed and isinstance(model, PreTrainedModel):
+        quantizer = RegistryQuantizer(config, pre_quantized=False)
+        quantizer.postprocess_model(model)
+        model.hf_quantizer = quantizer
     return packed
+
+
+def _pack_experts(model: torch.nn.Module, config: RegistryConfig, report: ApplyReport) -> bool:
+    found = list(expert_modules(model))
+    for name, module in found:
+        if config.bits != BITS or config.codebook is not None:
+            report.leave("not packed: experts are in 4 bits without a codebook", name)
+            continue
+        gate_up, down = (rounded(getattr(module, part).data, config) for part in (GATE_UP, DOWN))
+        put_experts(model, name, gate_up, down)
+        report.add("experts packed in 4 bits", name)
+    return any(isinstance(model.get_submodule(name), PackedExpertsMlp) for name, _ in found)
+
+
+def _check(name: str, linear: torch.nn.Linear, config: RegistryConfig) -> None:
+    if linear.weight.is_meta:
+        raise InvalidArgumentError(f"apply: the weight of {name} is not loaded", hint="load the model's weights first")
+    if config.bits == 4 and config.codebook is None and linear.weight.dtype not in HALVES:
+        raise InvalidArgumentError(
+            f"apply: the weight of {name} is {dtype_name(linear.weight.dtype)}; gemm_int4 multiplies float16 and"
+            " bfloat16",
+            hint='model.to(torch.bfloat16), or quantize="nf4" or "int8"',
+        )
+
+
+def _packed(linear: torch.nn.Linear, config: RegistryConfig) -> torch.nn.Module | None:
+    """The packed layer; None if no group size divides its columns."""
+    if config.activations is not None:
+        return ScaledLinear.from_linear(linear, config.activations)
+    size = group_size_for(config, linear.in_features)
+    if size is None:
+        return None
+    size = linear.in_features if size == -1 else size
+    return PackedLinear.from_linear(linear, config.bits, size, config.symmetric, config.codebook)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Report:
+class ApplyReport:
     """``replaced``: for each part of a model the names of its modules; ``left``: for each reason likewise."""
 
     replaced: dict[str, list[str]] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -48,6 +49,11 @@ def tiny(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any
     torch.manual_seed(7)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
     return model.eval()
+
+
+def cache_name(model: Any) -> str:
+    """The name of a forward's argument that is the cache; it differs from version to version."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def prompt(batch: int = 2, length: int = 11) -> torch.Tensor:

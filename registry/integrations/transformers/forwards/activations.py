@@ -1,4 +1,4 @@
-"""Activation functions by name, found by what they compute."""
+"""ActivationKind functions by name, found by what they compute."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Literal
 
 import torch
 
+from ....api import call
 from ..proofs import disagreement
 
-Kind = Literal["silu", "gelu", "gelu_tanh"]
+ActivationKind = Literal["silu", "gelu", "gelu_tanh"]
 
-_FUNCTIONS: Mapping[Kind, Callable[[torch.Tensor], torch.Tensor]] = {
+_FUNCTIONS: Mapping[ActivationKind, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
@@ -21,7 +22,7 @@ _WIDE = torch.empty(0, dtype=torch.float64)
 """In float64 the two forms of gelu differ by far more than roundings."""
 
 
-def activation_kind(function: object) -> Kind | None:
+def activation_kind(function: object) -> ActivationKind | None:
     """Which of the known activations a function or module computes; None for another one."""
     if not callable(function):
         return None
@@ -29,3 +30,13 @@ def activation_kind(function: object) -> Kind | None:
         if not disagreement(function, known, 64, _WIDE):
             return kind
     return None
+
+
+def gated(both: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
+    """``act(gate) * up`` of ``[..., 2 * d]``, gate first."""
+    y: torch.Tensor
+    if kind == "silu":
+        y = call("silu_and_mul", both)
+    else:
+        y = call("gelu_and_mul", both, approximate="tanh" if kind == "gelu_tanh" else "none")
+    return y

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from ....api import call
 from ....nn import PackedLinear
 from ..proofs import disagreement
 from ..swapping import Swapped, swap, unswap
-from .activations import Kind, activation_kind
-from .linears import Linear, LinearGroup
+from .activations import ActivationKind, activation_kind, gated
+from .linears import AnyLinear, LinearGroup
 
 _ACTIVATIONS = ("act_fn", "activation_fn", "act")
 _JOINT = ("gate_up_proj",)
@@ -22,7 +21,7 @@ class GatedForward(Swapped):
 
     down_proj: torch.nn.Module
     registry_gate_up: LinearGroup
-    registry_kind: Kind
+    registry_kind: ActivationKind
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         both = self.registry_gate_up.product(x)
@@ -38,27 +37,19 @@ class JointGatedForward(Swapped):
 
     down_proj: torch.nn.Module
     gate_up_proj: torch.nn.Module
-    registry_kind: Kind
+    registry_kind: ActivationKind
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.down_proj(gated(self.gate_up_proj(x), self.registry_kind))
         return y
 
 
-def gated(both: torch.Tensor, kind: Kind) -> torch.Tensor:
-    """``act(gate) * up`` of ``[..., 2 * d]``, gate first."""
-    y: torch.Tensor
-    if kind == "silu":
-        y = call("silu_and_mul", both)
-    else:
-        y = call("gelu_and_mul", both, approximate="tanh" if kind == "gelu_tanh" else "none")
-    return y
-
-
-def gate_and_up(module: torch.nn.Module) -> tuple[Linear, Linear] | None:
+def gate_and_up(module: torch.nn.Module) -> tuple[AnyLinear, AnyLinear] | None:
     """The two linear layers of a gated MLP; None for another module."""
     gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
-    if not isinstance(gate, Linear) or not isinstance(up, Linear) or not isinstance(down, torch.nn.Module):
+    if not isinstance(gate, AnyLinear) or not isinstance(up, AnyLinear) or not isinstance(down, torch.nn.Module):
+        return None
+    if not {type(gate), type(up)} <= {torch.nn.Linear, PackedLinear}:
         return None
     return (gate, up) if (gate.in_features, gate.out_features) == (up.in_features, up.out_features) else None
 
@@ -68,7 +59,7 @@ def replace_gated(module: torch.nn.Module, group: LinearGroup | None) -> str | N
 
     Returns why not, "" if it is replaced, and None for another module.
     """
-    joint = next((layer for name in _JOINT if isinstance(layer := getattr(module, name, None), Linear)), None)
+    joint = next((layer for name in _JOINT if isinstance(layer := getattr(module, name, None), AnyLinear)), None)
     if (group is None and joint is None) or not hasattr(module, "down_proj"):
         return None
     functions = (getattr(module, name, None) for name in _ACTIVATIONS)
@@ -86,7 +77,7 @@ def replace_gated(module: torch.nn.Module, group: LinearGroup | None) -> str | N
     return told
 
 
-def _like(group: LinearGroup | None, joint: Linear | None) -> tuple[torch.Tensor, int]:
+def _like(group: LinearGroup | None, joint: AnyLinear | None) -> tuple[torch.Tensor, int]:
     """A tensor with the dtype and device of the activations, and their columns."""
     layer = group.layers[0] if group is not None else joint
     assert layer is not None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -12,9 +14,10 @@ from torch.compiler import is_dynamo_compiling
 from ....api import call
 from ....nn import PackedLinear
 from ....packed import PackedWeight
+from ....tracing import constant_while_tracing
 from ..swapping import Swapped
 
-Linear = torch.nn.Linear | PackedLinear
+AnyLinear = torch.nn.Linear | PackedLinear
 
 
 class LinearForward(Swapped):
@@ -78,8 +81,9 @@ class LinearGroup:
     FSDP has replaced them, each layer computes for itself.
     """
 
-    def __init__(self, layers: Sequence[Linear]) -> None:
+    def __init__(self, layers: Sequence[AnyLinear]) -> None:
         self.layers = tuple(layers)
+        self._number = _known(self)
         self.sizes = [layer.out_features for layer in layers]
         self._weight: torch.Tensor | PackedWeight | None = None
         self._bias: torch.Tensor | None = None
@@ -88,7 +92,7 @@ class LinearGroup:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LinearGroup:
         made = memo[id(self)] = object.__new__(LinearGroup)
-        made.__dict__.update(self.__dict__, _weight=None, _bias=None, _waiting=None)
+        made.__dict__.update(self.__dict__, _weight=None, _bias=None, _waiting=None, _parts=(), _number=_known(made))
         # copies that are still being filled: their tensors are joined when one is called
         made.layers, made._is_joined = tuple([copy.deepcopy(layer, memo) for layer in self.layers]), False
         return made
@@ -136,6 +140,12 @@ class LinearGroup:
         """Make the layers' tensors views of joint ones, if they are plain tensors of one kind."""
         self._weight = self._bias = self._waiting = None
         self._is_joined, layers = True, self.layers
+        self._join_weights()
+        self._join_biases()
+        self._parts = [(part, 0 if part is None else part.data_ptr()) for layer in layers for part in _held(layer)]
+
+    def _join_weights(self) -> None:
+        layers = self.layers
         if all(isinstance(layer, torch.nn.Linear) for layer in layers):
             weights = [*map(_main, layers)]
             if _alike(weights):
@@ -144,7 +154,9 @@ class LinearGroup:
                     weight.data = part
         elif all(isinstance(layer, PackedLinear) for layer in layers):
             self._weight = _joined_packed(layers)  # type: ignore[arg-type]
-        biases = [layer.bias for layer in layers]
+
+    def _join_biases(self) -> None:
+        biases = [layer.bias for layer in self.layers]
         if all(bias is None for bias in biases):
             return
         if any(bias is None for bias in biases) or not _alike(biases):  # type: ignore[arg-type]
@@ -157,20 +169,43 @@ class LinearGroup:
 
     def _joint(self) -> torch.Tensor | PackedWeight | None:
         """The joint weight, if the layers' tensors are still its parts."""
+        return self._weight if _is_whole(self._number) else None
+
+    def check(self) -> bool:
+        """Whether the layers' tensors are still parts of the joint ones; those of a copy are joined first."""
         if not self._is_joined:
             self.join()
-        weight = self._weight
-        if weight is None or is_dynamo_compiling():
-            return weight
-        joint = weight.qweight if isinstance(weight, PackedWeight) else weight
-        first, last = (_main(self.layers[place]) for place in (0, -1))
-        step = 1 if isinstance(weight, PackedWeight) else joint.stride(0)
-        behind = (sum(self.sizes) - self.sizes[-1]) * step * joint.element_size()
-        begin = joint.data_ptr()
-        return weight if first.data_ptr() == begin and last.data_ptr() == begin + behind else None
+        if self._weight is None:
+            return False
+        now = [part for layer in self.layers for part in _held(layer)]
+        for part, (was, begin) in zip(now, self._parts, strict=True):
+            if part is not was or (part is not None and part.data_ptr() != begin):
+                return False
+        return True
 
 
-def _main(layer: Linear) -> torch.Tensor:
+_GROUPS: WeakValueDictionary[int, LinearGroup] = WeakValueDictionary()
+_NUMBERS = itertools.count()
+
+
+def _known(group: LinearGroup) -> int:
+    """A number by which a trace of torch.compile finds the group."""
+    number = next(_NUMBERS)
+    _GROUPS[number] = group
+    return number
+
+
+@constant_while_tracing
+def _is_whole(number: int) -> bool:
+    """``LinearGroup.check`` of the group of that number."""
+    return _GROUPS[number].check()
+
+
+def _held(layer: AnyLinear) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return _main(layer), layer.bias
+
+
+def _main(layer: AnyLinear) -> torch.Tensor:
     return layer.qweight if isinstance(layer, PackedLinear) else layer.weight
 
 

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ....contracts.gemm_int4 import GROUP_SIZES as INT4_SIZES
 from ....errors import InvalidArgumentError
-from ....packed import BITS, CODEBOOKS, GROUP_SIZES
+from ....nn.scaled_linear import DTYPES
+from ....packed import BITS, CODEBOOKS, GROUP_SIZES, ZeroKind
+from ....problem import dtype_name
 from .checkpoints import FOREIGN, METHOD, LayerFormat, checkpoint_format, method_of
 
 _NOT_BY_GEMM_INT4 = frozenset(GROUP_SIZES) - frozenset(INT4_SIZES)
 
+_PAIRS = tuple([first, second] for first in get_args(ZeroKind) for second in get_args(ZeroKind))
+
 
 @register_quantization_config(METHOD)
 class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-ignore]
-    """Linear layers as ``registry.nn.PackedLinear``, rounded by ``registry.quantize``.
+    """Linear layers as ``registry.nn.PackedLinear``, rounded by ``registry.quantize``; or as ScaledLinear.
 
     bits, group_size, symmetric, codebook   as ``registry.quantize`` has them; group_size -1 is one scale a column
+    activations   None: they stay in the model's dtype. "float8_e4m3fn" or "int8", with bits=8: ScaledLinear, whose
+                  activations and weights have this dtype, with a scale for each token and each output; nothing else of
+                  the above is used
     modules_to_not_convert  names, ends of names or regular expressions of layers to leave as they are; None: the
                             output embeddings and layers of tied weights, as transformers leaves out. With a list those
                             are packed too, if it does not name them
     modules   of a saved checkpoint: bits, group_size and codebook of each layer that differs from the others
+    experts   of a saved checkpoint: group_size and the two kinds of zero points (gate_up, down) of each layer's experts
     source    of a checkpoint that another library packed: its own quantization_config
     """
 
@@ -34,22 +42,25 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
         group_size: int = 128,
         symmetric: bool = False,
         codebook: str | None = None,
+        activations: str | None = None,
         modules_to_not_convert: list[str] | None = None,
         modules: Mapping[str, Mapping[str, Any]] | None = None,
-        source: Mapping[str, Any] | None = None,
-        quant_method: str = METHOD,
-        **unknown: Any,
+        experts: Mapping[str, Mapping[str, Any]] | None = None,
+        **others: Any,
     ) -> None:
         self.quant_method = METHOD  # type: ignore[assignment, unused-ignore]
         self.bits, self.group_size, self.symmetric, self.codebook = bits, group_size, symmetric, codebook
         self.modules_to_not_convert = modules_to_not_convert
         self.modules = {name: dict(form) for name, form in (modules or {}).items()}
+        self.activations = activations
+        self.experts = {name: dict(form) for name, form in (experts or {}).items()}
+        source = others.pop("source", None)
         self.source = None if source is None else dict(source)
-        if unknown or quant_method != METHOD:
-            given = ", ".join(unknown) or f"quant_method={quant_method!r}"
+        others = {name: value for name, value in others.items() if (name, value) != ("quant_method", METHOD)}
+        if others:
             raise InvalidArgumentError(
-                f"RegistryConfig: {given}",
-                hint=f"expected {', '.join(name for name in vars(self) if name != 'source')}",
+                f"RegistryConfig: {', '.join(f'{name}={value!r}' for name, value in others.items())}",
+                hint=f"expected {', '.join(name for name in vars(self) if name not in ('source', 'quant_method'))}",
             )
         self._check()
 
@@ -72,12 +83,15 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
 
     def to_dict(self) -> dict[str, Any]:
         """The values as config.json holds them, without what is not given."""
-        given = {name: value for name, value in super().to_dict().items() if value is not None}
-        return given if self.modules else {name: value for name, value in given.items() if name != "modules"}
+        given = super().to_dict().items()
+        return {name: value for name, value in given if value is not None and value != {}}
 
     def _check(self) -> None:
         _one_of("bits", self.bits, BITS)
         _one_of("group_size", self.group_size, (-1, *GROUP_SIZES))
+        for name, form in self.experts.items():
+            _one_of(f"experts[{name!r}].group_size", form.get("group_size"), (-1, *GROUP_SIZES))
+            _one_of(f"experts[{name!r}].zeros", form.get("zeros"), _PAIRS)
         _one_of("symmetric", self.symmetric, (False, True))
         _one_of("codebook", self.codebook, (None, *CODEBOOKS))
         if self.codebook is not None and self.bits != 4:
@@ -88,6 +102,12 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
             raise InvalidArgumentError(
                 f"RegistryConfig: group_size={self.group_size}, but bits={self.bits}",
                 hint=f"gemm_int4 takes groups of {', '.join(map(str, INT4_SIZES))} or -1",
+            )
+        _one_of("activations", self.activations, (None, *map(dtype_name, DTYPES)))
+        if self.activations is not None and (self.bits != 8 or self.codebook is not None):
+            raise InvalidArgumentError(
+                f"RegistryConfig: bits={self.bits} beside activations={self.activations!r}",
+                hint="both operands of the product are of 8 bits: bits=8",
             )
         names = self.modules_to_not_convert
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):

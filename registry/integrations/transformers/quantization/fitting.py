@@ -1,4 +1,4 @@
-"""Packed weights in forms that the ops run: gemm_int4 takes fewer than PackedWeight holds."""
+"""PackedLayer weights in forms that the ops run: gemm_int4 takes fewer than PackedWeight holds."""
 
 from __future__ import annotations
 

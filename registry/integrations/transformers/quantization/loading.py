@@ -12,7 +12,7 @@ from .checkpoints import FOREIGN, METHOD, method_of
 from .config import RegistryConfig
 
 _OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
-_OF_THE_MODEL = ("dtype", "torch_dtype", "device_map")
+_OF_THE_MODEL = ("dtype", "torch_dtype", "device_map", "quantization_config")
 
 
 def load(path: str | os.PathLike[str], model_class: Any = AutoModelForCausalLM, **kwargs: Any) -> Any:

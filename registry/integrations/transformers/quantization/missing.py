@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....errors import InvalidArgumentError
+from .experts import packed_experts
 from .record import LoadingRecord
 from .replacing import packed_layers
 
@@ -12,10 +13,11 @@ from .replacing import packed_layers
 def check_complete(model: Any, record: LoadingRecord) -> None:
     """Raise InvalidArgumentError if a layer to pack, or a part of the model beside packed tensors, was not loaded."""
     packed = {name for name, _ in packed_layers(model)}
+    experts = {name for name, _ in packed_experts(model)}
     absent = sorted(record.missing - set(model.all_tied_weights_keys))
     for name in absent:
         layer, _, part = name.rpartition(".")
-        if record.is_to_pack(name) or (layer in packed and part == "bias"):
+        if name in record.to_pack or layer in experts or (layer in packed and part == "bias"):
             raise InvalidArgumentError(
                 f"RegistryConfig: no file of the checkpoint has {name}, nor a packed form of it",
                 hint="is a file missing, or the checkpoint another model's?",
@@ -27,7 +29,7 @@ def check_complete(model: Any, record: LoadingRecord) -> None:
             raise InvalidArgumentError(
                 f"RegistryConfig: {name} is one tensor in {type(model).__name__}, but packed apart in the checkpoint"
                 f" ({inside[0]} and others)",
-                hint="packed experts are not loaded; take the checkpoint in full precision",
+                hint="such experts are not loaded; take the checkpoint in full precision",
             )
 
 

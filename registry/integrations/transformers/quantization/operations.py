@@ -11,12 +11,14 @@ import torch
 from transformers.core_model_loading import ConversionOps, WeightConverter
 
 from ....errors import InvalidArgumentError, RegistryError
-from ....nn import ActOrderLinear, PackedLinear
-from ....packed import PackedWeight, quantize
+from ....nn import ActOrderLinear, PackedLinear, ScaledLinear
+from ....nn.scaled_linear import rounded_rows
+from ....packed import SCALE_DTYPES, PackedExperts, PackedWeight, quantize
 from .checkpoints import LayerFormat
+from .experts import DOWN, GATE_UP, put_experts, rounded
 from .fitting import group_size_for, layer_of
 from .record import LoadingRecord
-from .replacing import put_packed
+from .replacing import PackedLayer, put_packed
 
 
 class LayerOperation(ConversionOps):  # type: ignore[misc, unused-ignore]
@@ -33,18 +35,26 @@ class LayerOperation(ConversionOps):  # type: ignore[misc, unused-ignore]
         # the loader copies the operations for each tensor
         return self
 
-    def put(self, model: Any, layer: str, make: Callable[[], PackedLinear], missing_keys: set[str] | None) -> None:
-        """Replace ``layer`` by the packed one that ``make()`` returns, or note why it cannot be made."""
+    def put(self, layer: str, replace: Callable[[], None], missing_keys: set[str] | None, parameter: str) -> None:
+        """Replace ``layer`` by a packed one, or note why that cannot be made; its parameter is no longer missing."""
         if missing_keys is not None:
-            missing_keys.discard(f"{layer}.weight")
+            missing_keys.discard(f"{layer}.{parameter}")
         try:
-            put_packed(model, layer, make())
+            replace()
         except RegistryError as fault:
             self.record.faults[layer] = InvalidArgumentError(f"{layer}: {fault.message}", hint=fault.hint)
 
+    def hold(self, model: Any, name: str, packed: PackedExperts) -> None:
+        """Keep the packed weight ``name`` of a layer's experts, and replace them when both of the layer are there."""
+        layer, held = name.rpartition(".")[0], self.record.experts
+        held[name] = packed
+        both = [f"{layer}.{part}" for part in (GATE_UP, DOWN)]
+        if all(part in held for part in both):
+            put_experts(model, layer, *(held.pop(part) for part in both))
 
-class PackLinear(LayerOperation):
-    """Rounds the weights of linear layers, one at a time."""
+
+class PackWeights(LayerOperation):
+    """Rounds the weights of linear layers and experts, one at a time."""
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
@@ -54,17 +64,26 @@ class PackLinear(LayerOperation):
         left: dict[str, Any] = {}
         self.record.note_missing(missing_keys)
         for name, given in input_dict.items():
-            if self.record.is_to_pack(name):
-                self.put(model, name.removesuffix(".weight"), partial(self._rounded, _only(given)), missing_keys)
+            if name in self.record.to_pack:
+                layer, _, parameter = name.rpartition(".")
+                pack = self._pack_linear if parameter == "weight" else self._pack_experts
+                self.put(layer, partial(pack, model, name, _only(given)), missing_keys, parameter)
             else:
                 left[name] = given
         return left
 
-    def _rounded(self, weight: torch.Tensor) -> PackedLinear:
-        config = self.record.config
+    def _pack_linear(self, model: Any, name: str, weight: torch.Tensor) -> None:
+        config, layer = self.record.config, name.removesuffix(".weight")
+        if config.activations is not None:
+            put_packed(model, layer, ScaledLinear(*rounded_rows(weight, config.activations)))
+            return
         size = group_size_for(config, weight.shape[1])
         assert size is not None, "such layers are not among those to pack"
-        return PackedLinear(quantize(weight, config.bits, size, config.symmetric, config.codebook))
+        packed = PackedLinear(quantize(weight, config.bits, size, config.symmetric, config.codebook))
+        put_packed(model, layer, packed)
+
+    def _pack_experts(self, model: Any, name: str, weights: torch.Tensor) -> None:
+        self.hold(model, name, rounded(weights, self.record.config))
 
 
 class ReadPacked(LayerOperation):
@@ -79,15 +98,17 @@ class ReadPacked(LayerOperation):
         tensors = {_name(pattern): _only(given) for pattern, given in input_dict.items()}
         self.record.note_missing(missing_keys)
         module = model.get_submodule(layer)
-        if set(tensors) == {"weight"} and tensors["weight"].is_floating_point():
+        if set(tensors) == {"weight"} and tensors["weight"].dtype in SCALE_DTYPES:
             return {full_layer_name: tensors["weight"].to(module.weight.dtype)}
 
-        def made() -> PackedLinear:
+        def made() -> PackedLayer:
             if type(module) is not torch.nn.Linear:
                 raise InvalidArgumentError(
                     f"the checkpoint has packed tensors of it, but in the model it is a {type(module).__name__}",
                     hint="layers of the class nn.Linear are packed; take the checkpoint in full precision",
                 )
+            if (scaled := self.record.format.scaled(layer, tensors)) is not None:
+                return ScaledLinear(*scaled)
             shape = (module.out_features, module.in_features)
             weight = made_weight(self.record.format, layer, tensors, shape).to(dtype=module.weight.dtype)
             if "order" in tensors:
@@ -97,7 +118,7 @@ class ReadPacked(LayerOperation):
                 self.record.widened.append(layer)
             return packed
 
-        self.put(model, layer, made, missing_keys)
+        self.put(layer, lambda: put_packed(model, layer, made()), missing_keys, "weight")
         return {}
 
 

@@ -13,11 +13,24 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from ....errors import InvalidArgumentError, RegistryError
+from ....nn import PackedLinear
+from ....problem import dtype_name
 from .checkpoints import METHOD, PackedForm, TensorFiles
 from .config import RegistryConfig
+from .expert_reading import read_experts
+from .experts import (
+    BITS,
+    DOWN,
+    GATE_UP,
+    expert_modules,
+    form_of_experts,
+    packed_experts,
+    put_empty_experts,
+    unpack_experts,
+)
 from .fitting import group_size_for
 from .missing import check_complete
-from .operations import PackLinear, is_ours, read_packed
+from .operations import PackWeights, is_ours, read_packed
 from .record import LoadingRecord
 from .replacing import form_of, linear_layers, packed_layers, unpack_layers
 
@@ -52,11 +65,12 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
                 f"RegistryConfig: weights of 4 bits in a model in {str(dtype).removeprefix('torch.')}",
                 hint="gemm_int4 takes float16 and bfloat16: pass dtype=torch.bfloat16 to from_pretrained",
             )
+        self.record.dtype = dtype
         return dtype
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
         """True for the weights of the layers to pack."""
-        return self.record.is_to_pack(param_name)
+        return param_name in self.record.to_pack
 
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
         """Bytes an element, by which transformers divides the layers among devices."""
@@ -68,11 +82,18 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
 
     def get_quantize_ops(self) -> ConversionOps:
         """The operation that packs a weight."""
-        return PackLinear(self.record)
+        return PackWeights(self.record)
 
     def get_weight_conversions(self) -> list[WeightConverter]:
-        """The rule that reads packed tensors."""
-        return [read_packed(self.record)] if self.pre_quantized else []
+        """The rules that read packed tensors."""
+        if not self.pre_quantized:
+            return []
+        foreign = self.quantization_config.source is not None
+        return [*(read_experts(self.record) if foreign else ()), read_packed(self.record)]
+
+    def update_weight_conversions(self, weight_conversions: list[Any], *args: Any) -> list[Any]:
+        """The model's own rules after those for packed tensors, whose names may begin as theirs do."""
+        return [*self.get_weight_conversions(), *weight_conversions]
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> torch.dtype | None:
         """None, the file's own, for packed tensors."""
@@ -88,11 +109,22 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         left = self.get_modules_to_not_convert(model, config.modules_to_not_convert, model._keep_in_fp32_modules)
         left += format_.skipped
         layers = {name: layer for name, layer in linear_layers(model) if should_convert_module(name, left)}
-        if not self.pre_quantized:
-            unfit = [name for name, layer in layers.items() if group_size_for(config, layer.in_features) is None]
-            _tell_of("are not packed, since no group size divides their in_features", unfit)
-            layers = {name: layer for name, layer in layers.items() if name not in unfit}
-        self.record.to_pack = frozenset(layers)
+        experts = [name for name, _ in expert_modules(model) if should_convert_module(name, left)]
+        parameters = [f"{name}.{part}" for name in experts for part in (GATE_UP, DOWN)]
+        if self.pre_quantized:
+            self.record.to_pack = frozenset(f"{name}.weight" for name in layers)
+            self.record.expert_parameters = frozenset(parameters)
+            for name, form in config.experts.items():
+                put_empty_experts(model, name, form["group_size"], form["zeros"])
+            return
+        unfit = [name for name, layer in layers.items() if group_size_for(config, layer.in_features) is None]
+        _tell_of("are not packed, since no group size divides their in_features", unfit)
+        packed = [f"{name}.weight" for name in layers if name not in unfit]
+        if config.bits == BITS and config.codebook is None:
+            packed += parameters
+        else:
+            _tell_of("are not packed: experts are in 4 bits without a codebook", experts)
+        self.record.to_pack = frozenset(packed)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         _raise_faults(self.record.faults)
@@ -109,23 +141,36 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
     def _describe(self, model: Any) -> None:
         """Write into the config what the layers are, for ``save_pretrained``."""
         config = self.quantization_config
-        forms = {name: form_of(layer) for name, layer in packed_layers(model)}
-        if not forms:
+        layers, experts = dict(packed_layers(model)), dict(packed_experts(model))
+        if not layers and not experts:
             raise InvalidArgumentError(
                 f"RegistryConfig: {type(model).__name__} has no layer to pack",
                 hint="layers of the class nn.Linear are packed, unless modules_to_not_convert names them",
             )
-        most = PackedForm.most_common(forms.values())
+        config.experts = {name: form_of_experts(each) for name, each in experts.items()}
+        plain = {name: layer for name, layer in layers.items() if isinstance(layer, PackedLinear)}
+        forms = {name: form_of(layer) for name, layer in plain.items()}
+        config.symmetric = all(layer.zeros is None for layer in plain.values())
+        config.activations = None
+        if not plain and layers:
+            config.activations = dtype_name(next(iter(layers.values())).levels.dtype)
+        most = PackedForm.most_common(forms.values() or [PackedForm(8 if layers else BITS, config.group_size)])
         config.bits, config.group_size, config.codebook = most.bits, most.group_size, most.codebook
-        config.symmetric = all(layer.zeros is None for _, layer in packed_layers(model))
         config.modules = {name: form.settings() for name, form in forms.items() if form != most}
         config.source = None
         # the loader's sets and the files are not needed any longer; sizes are still asked for
         self.record = LoadingRecord(config, config.format, self.record.to_pack)
 
-    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+    def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
+        # save_pretrained leaves a text in the model's config
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         unpack_layers(model, dtype)
+        unpack_experts(model, dtype)
         return model
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """The model's tensors, contiguous: those of layers that share one product are columns of it."""
+        return {name: tensor.contiguous() for name, tensor in model.state_dict().items()}, {}
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
         """True: packed tensors are saved as they are."""

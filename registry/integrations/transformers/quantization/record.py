@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from ....errors import RegistryError
+from ....packed import PackedExperts
 from .checkpoints import LayerFormat, TensorFiles
 from .config import RegistryConfig
 
@@ -13,10 +16,13 @@ from .config import RegistryConfig
 class LoadingRecord:
     """What the loader's operations need, and what they note for the end of the loading.
 
-    to_pack  names of the layers that are expected to be packed
+    to_pack  names of the parameters that are expected to be packed
     files    the checkpoint's tensors, if their names are known
     missing  the loader's own set of names that no tensor was found for: complete when all files are read
     widened  names of layers whose 4-bit weights are held in 8 bits
+    dtype    the model's
+    expert_parameters  names of the weights of experts that PackedExpertsMlp computes
+    experts  packed weights of experts by their names, until both of a module are there
     faults   why layers could not be packed, by their names
     """
 
@@ -26,12 +32,10 @@ class LoadingRecord:
     files: TensorFiles | None = None
     missing: set[str] = field(default_factory=set)
     widened: list[str] = field(default_factory=list)
+    dtype: torch.dtype = torch.float32
+    expert_parameters: frozenset[str] = frozenset()
+    experts: dict[str, PackedExperts] = field(default_factory=dict)
     faults: dict[str, RegistryError] = field(default_factory=dict)
-
-    def is_to_pack(self, parameter: str) -> bool:
-        """True for the name of a weight of a layer to pack."""
-        layer, _, name = parameter.rpartition(".")
-        return name == "weight" and layer in self.to_pack
 
     def note_missing(self, missing_keys: set[str] | None) -> None:
         """Keep the loader's set, which it goes on changing."""

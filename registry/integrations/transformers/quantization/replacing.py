@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import torch
 
 from ....errors import InvalidArgumentError
-from ....nn import PackedLinear
+from ....nn import PackedLinear, ScaledLinear
 from ....packed import GROUP_SIZES
 from .checkpoints import PackedForm
+
+PackedLayer = PackedLinear | ScaledLinear
 
 
 def linear_layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Linear]]:
@@ -19,10 +21,10 @@ def linear_layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Linear
             yield name, module
 
 
-def packed_layers(model: torch.nn.Module) -> Iterator[tuple[str, PackedLinear]]:
+def packed_layers(model: torch.nn.Module) -> Iterator[tuple[str, PackedLayer]]:
     """Names and layers of all packed layers."""
     for name, module in model.named_modules():
-        if isinstance(module, PackedLinear):
+        if isinstance(module, PackedLayer):
             yield name, module
 
 
@@ -32,7 +34,7 @@ def form_of(layer: PackedLinear) -> PackedForm:
     return PackedForm(layer.bits, size, layer.codebook)
 
 
-def put_packed(model: torch.nn.Module, name: str, packed: PackedLinear) -> None:
+def put_packed(model: torch.nn.Module, name: str, packed: PackedLayer) -> None:
     """Replace the linear layer ``name`` by a packed one, which gets the linear layer's own bias.
 
     Raises InvalidArgumentError for a weight of another shape, and for a layer that is split over several devices.
@@ -60,7 +62,10 @@ def put_packed(model: torch.nn.Module, name: str, packed: PackedLinear) -> None:
 def unpack_layers(model: torch.nn.Module, dtype: torch.dtype | None = None) -> None:
     """Replace all packed layers by linear layers with the dequantised weights, in ``dtype`` or the scales' dtype."""
     for name, packed in list(packed_layers(model)):
-        weight = packed.weight.dequantize()
+        if isinstance(packed, ScaledLinear):
+            weight = packed.dequantize(dtype or packed.scales.dtype)
+        else:
+            weight = packed.weight.dequantize()
         with torch.device("meta"):
             linear = torch.nn.Linear(packed.in_features, packed.out_features, packed.bias is not None)
         linear.weight = torch.nn.Parameter(weight)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from registry.integrations.transformers import RegistryConfig, load
-from registry.nn import ActOrderLinear, PackedLinear
+from registry.nn import ActOrderLinear, PackedLinear, ScaledLinear
 
 from .checkpoints_written import IDS, Written, awq, compressed_tensors, dense_model, gptq
 
@@ -76,11 +76,39 @@ def test_from_pretrained_takes_a_registry_config_beside_the_checkpoints_own(tmp_
         AutoModelForCausalLM.from_pretrained(folder, quantization_config=RegistryConfig(bits=8))
 
 
-def test_a_scheme_with_quantised_activations_is_loaded_without_them(tmp_path: Path) -> None:
-    folder, dense = compressed_tensors(tmp_path, bits=8, size=64, kind="int-quantized")
+def with_activations(folder: Path, kind: str, bits: int = 8) -> None:
     group = json.loads((folder / "config.json").read_text())["quantization_config"]["config_groups"]["group_0"]
-    activations = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
-    change_config(folder, config_groups={"group_0": {**group, "input_activations": activations}})
+    activations = {"num_bits": bits, "type": kind, "strategy": "token", "dynamic": True, "symmetric": True}
+    weights = {**group["weights"], "type": kind}
+    change_config(folder, config_groups={"group_0": {**group, "weights": weights, "input_activations": activations}})
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(torch.int8, marks=pytest.mark.thorough), torch.float8_e4m3fn], ids=str)
+def test_a_scheme_of_weights_and_activations_in_8_bits_is_loaded_and_saved(tmp_path: Path, dtype: torch.dtype) -> None:
+    folder, dense = compressed_tensors(tmp_path / "first", bits=8, size=64, kind="int-quantized")
+    state = load_file(folder / "model.safetensors")
+    if dtype == torch.float8_e4m3fn:
+        state = {name: part.to(dtype) if part.dtype == torch.int8 else part for name, part in state.items()}
+        save_file(state, folder / "model.safetensors", {"format": "pt"})
+        change_config(folder, format="float-quantized")
+    with_activations(folder, "int" if dtype == torch.int8 else "float")
+    model = load(folder)
+    for name in dense:
+        layer = model.get_submodule(name)
+        assert isinstance(layer, ScaledLinear)
+        assert layer.levels.dtype == dtype
+        assert torch.equal(layer.levels.float(), state[f"{name}.weight"].float())
+        assert torch.equal(layer.scales, state[f"{name}.weight_scale"].float())
+    model.save_pretrained(tmp_path / "saved")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert torch.equal(logits(again), logits(model))
+    found, plain = logits(model), logits(model.dequantize())
+    assert 0 < (found - plain).square().mean().sqrt() < 0.1 * plain.square().mean().sqrt()
+
+
+def test_activations_that_are_rounded_otherwise_are_left(tmp_path: Path) -> None:
+    folder, dense = compressed_tensors(tmp_path)
+    with_activations(folder, "int")
     with pytest.warns(UserWarning, match="activations are not quantised, as the checkpoint's input_activations say"):
         model = load(folder)
     check_weights(model, dense)

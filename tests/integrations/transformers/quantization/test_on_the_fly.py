@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import registry
 from registry.integrations.transformers import RegistryConfig
-from registry.nn import PackedLinear
+from registry.nn import PackedLinear, ScaledLinear
 
 from .checkpoints_written import IDS, layers, llama
 
@@ -85,6 +85,25 @@ def test_a_model_is_packed_as_by_quantize_and_comes_back_bit_by_bit(
     with torch.no_grad():
         assert torch.equal(again(IDS).logits, model(IDS).logits)
     assert set(load_file(tmp_path / "model.safetensors")) == set(state)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", pytest.param("int8", marks=pytest.mark.thorough)])
+def test_weights_and_activations_of_8_bits(plain: Path, tmp_path: Path, dtype: str) -> None:
+    model = packed(plain, bits=8, activations=dtype)
+    original = llama()
+    for name in layers(original):
+        expected = ScaledLinear.from_linear(original.get_submodule(name), dtype)
+        found = model.get_submodule(name)
+        assert torch.equal(found.levels.float(), expected.levels.float())
+        assert torch.equal(found.scales, expected.scales)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.model.layers[0].mlp.up_proj.levels.dtype == getattr(torch, dtype)
+    with torch.no_grad():
+        found = model(IDS).logits
+        assert torch.equal(again(IDS).logits, found)
+        expected = original(IDS).logits
+    assert rms(found.double() - expected.double()) < 0.2 * rms(expected)
 
 
 def test_a_config_is_the_callers_own_and_serves_several_models(plain: Path) -> None:

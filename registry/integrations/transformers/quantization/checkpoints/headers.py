@@ -50,7 +50,7 @@ class TensorFiles:
     def check(self, format_: LayerFormat) -> None:
         """Raise InvalidArgumentError if a packed layer lacks a tensor, naming the tensor and the layer's files."""
         layers = self.layers(format_)
-        if not layers:
+        if not layers and format_.has_layers:
             some = ", ".join(sorted({path.name for path in self.files.values()})[:3]) or "no file"
             raise InvalidArgumentError(
                 f"{format_.method}: {some} has no tensor named {' or '.join(format_.names)}",

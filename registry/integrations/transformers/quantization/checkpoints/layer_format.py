@@ -11,7 +11,7 @@ import torch
 from .....errors import InvalidArgumentError
 from .....packed import PackedWeight
 
-_OWN_NAMES = frozenset({"qweight", "weight_packed", "weight_scale"})
+_OWN_NAMES = frozenset({"qweight", "weight_packed", "weight_scale", "levels"})
 
 
 class LayerFormat(ABC):
@@ -36,12 +36,21 @@ class LayerFormat(ABC):
         Raises InvalidArgumentError for tensors that do not make such a weight.
         """
 
+    def scaled(self, layer: str, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """ScaledLinear's levels and scales, if ``layer`` has activations in 8 bits; None if ``weight`` makes it."""
+        return None
+
     def is_packed(self, names: Set[str]) -> bool:
         """True for a layer that has tensors of these names: any of a packed weight's own, or several of the others.
 
         Other modules, too, may have parameters named "scales" or "order".
         """
         return bool(names & _OWN_NAMES) or len(names - {"weight"}) > 1
+
+    @property
+    def has_layers(self) -> bool:
+        """True if a checkpoint without any packed layer cannot be one of this format."""
+        return True
 
     @property
     def notes(self) -> tuple[str, ...]:

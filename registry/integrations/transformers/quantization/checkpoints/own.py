@@ -34,12 +34,13 @@ class PackedForm:
 
 @dataclass(frozen=True)
 class OwnFormat(LayerFormat):
-    """The buffers of PackedLinear, and ActOrderLinear's ``order``; ``forms`` are those of layers that differ."""
+    """The buffers of PackedLinear, ActOrderLinear's ``order``, or ScaledLinear's; ``forms``: of layers that differ."""
 
     method = "registry"
     form: PackedForm
     forms: Mapping[str, PackedForm]
     unpacked: tuple[str, ...]
+    has_experts: bool
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> OwnFormat:
@@ -51,11 +52,16 @@ class OwnFormat(LayerFormat):
                     f"registry: modules[{layer!r}] is {form!r}", hint="expected bits, group_size"
                 )
         forms = {layer: _form(form) for layer, form in layers.items()}
-        return cls(_form(settings), forms, names_list("registry", settings, "modules_to_not_convert"))
+        unpacked = names_list("registry", settings, "modules_to_not_convert")
+        return cls(_form(settings), forms, unpacked, bool(settings.get("experts")))
+
+    @property
+    def has_layers(self) -> bool:
+        return not self.has_experts
 
     @property
     def names(self) -> tuple[str, ...]:
-        return ("qweight", "scales", "zeros", "g_idx", "order")
+        return ("qweight", "scales", "zeros", "g_idx", "order", "levels")
 
     @property
     def skipped(self) -> tuple[str, ...]:
@@ -70,9 +76,14 @@ class OwnFormat(LayerFormat):
         return self.form.bits == 4 and self.form.codebook is None
 
     def required(self, layer: str) -> tuple[str, ...]:
-        return ("qweight", "scales")
+        return ("scales",)
+
+    def scaled(self, layer: str, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return (tensors["levels"], tensors["scales"]) if "levels" in tensors else None
 
     def weight(self, layer: str, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> PackedWeight:
+        if "qweight" not in tensors:
+            raise InvalidArgumentError(f"{layer}.qweight is not in the checkpoint", hint=f"it has {', '.join(tensors)}")
         form = self.forms.get(layer, self.form)
         size = shape[1] if form.group_size == -1 else form.group_size
         return PackedWeight(

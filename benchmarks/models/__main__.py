@@ -1,19 +1,22 @@
 """A decoder of transformers with and without ``apply``: decode steps and prompts in every form a user runs.
 
     python -m benchmarks.models [--layers 32] [--batches 1 16] [--forms eager graph compile reduce-overhead prefill]
-                                [--ways plain apply int4] [--time-limit SECONDS] [--write benchmarks/results/h200]
+                                [--ways plain apply int4] [--time-limit SECONDS]
+                                [--write benchmarks/results/h200/models]
 
 The model has Llama-3.1-8B's widths and random weights in bfloat16. A decode step is one token for each sequence over a
 StaticCache of 1024, of which 512 are filled; a prompt is 512 tokens into an empty one. ``plain`` is transformers with
 torch's attention, ``apply`` what ``registry.integrations.transformers.apply`` makes of it, ``int4`` and others the same
-with ``quantize``, ``int4+head`` with the output layer packed, too. Times are milliseconds of the host for a step among many, the median of rounds in which the ways take
-turns; ``x plain`` is the ratio to plain in the same form. A form that fails says why, and costs the others nothing.
+with ``quantize``, ``int4+head`` with the output layer packed, too. Times are milliseconds of the host for a step among
+many, the median of rounds in which the ways take turns; ``x plain`` is the ratio to plain in the same form. A form that
+fails says why, and costs the others nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import inspect
 import json
 import statistics
 import time
@@ -28,7 +31,7 @@ import transformers
 from registry import Device
 from registry.integrations.transformers import apply
 
-from .arguments import output_folder
+from ..arguments import output_folder
 
 FORMS = ("eager", "graph", "compile", "reduce-overhead", "prefill")
 WAYS = ("plain", "apply", "int4", "int4+head")
@@ -84,6 +87,11 @@ def model_of(way: str, sizes: dict[str, Any], layers: int, device: torch.device)
     return model
 
 
+def cache_name(model: Any) -> str:
+    """The name of the argument that is the cache; it differs from version to version."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 class Decoding:
     """One model's decode steps: each call is the token after the first ``FILLED`` ones."""
 
@@ -94,7 +102,7 @@ class Decoding:
         tokens = torch.randint(3, model.config.vocab_size, (batch, FILLED), device=device)
         self.token = tokens[:, :1].clone()
         with torch.no_grad():
-            model(tokens, past_key_values=self.cache, logits_to_keep=1)
+            model(tokens, **{cache_name(model): self.cache}, logits_to_keep=1)
 
     def rewind(self) -> None:
         """Forget the tokens after the first ``FILLED``, whose slots are written again."""
@@ -109,8 +117,8 @@ class Decoding:
 
     def step(self, forward: Callable[..., Any]) -> Step:
         """A step by ``forward``."""
-        token, cache = self.token, self.cache
-        return lambda: forward(token, past_key_values=cache).logits
+        token, given = self.token, {cache_name(self.model): self.cache}
+        return lambda: forward(token, **given).logits
 
     def in_form(self, form: str) -> Step:
         """The step in a form; compiled, captured and run some times."""
@@ -145,8 +153,8 @@ def prefill(model: Any, batch: int) -> Step:
     tokens = torch.randint(3, model.config.vocab_size, (batch, FILLED), device=model.device)
 
     def step() -> Any:
-        cache = transformers.DynamicCache(config=model.config)
-        return model(tokens, past_key_values=cache, logits_to_keep=1).logits
+        given = {cache_name(model): transformers.DynamicCache(config=model.config)}
+        return model(tokens, **given, logits_to_keep=1).logits
 
     for _ in range(2):
         step()
@@ -156,7 +164,7 @@ def prefill(model: Any, batch: int) -> Step:
 def milliseconds(steps: dict[str, Step], rewinds: dict[str, Step], count: int) -> dict[str, list[float]]:
     """Milliseconds a step by way, a value for each round; the ways take turns."""
     times: dict[str, list[float]] = {way: [] for way in steps}
-    for turn in range(ROUNDS):
+    for turn in range(ROUNDS if steps else 0):
         names = [*steps][turn % len(steps) :] + [*steps][: turn % len(steps)]
         for way in names:
             rewinds[way]()

@@ -1,0 +1,1 @@
+"""A model of transformers with and without the registry."""

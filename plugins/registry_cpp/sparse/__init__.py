@@ -1,0 +1,1 @@
+"""Products with 2:4 sparse weights."""

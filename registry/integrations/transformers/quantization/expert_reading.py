@@ -1,0 +1,121 @@
+"""Experts that a checkpoint of another library holds one by one, read into the two packed weights of their layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers.core_model_loading import WeightConverter
+
+from ....errors import InvalidArgumentError
+from ....packed import PackedExperts, PackedWeight, symmetric_zero
+from .experts import DOWN, GATE_UP
+from .operations import LayerOperation, made_weight
+from .record import LoadingRecord
+
+_PROJECTIONS = {GATE_UP: (("gate_proj", "w1"), ("up_proj", "w3")), DOWN: (("down_proj", "w2"),)}
+"""Names of an expert's projections in checkpoints, whose weights follow each other along N: Qwen's and Mixtral's."""
+
+
+class ReadExperts(LayerOperation):
+    """Makes one packed weight of a layer's experts from the tensors that a checkpoint has of each."""
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> dict[str, Any]:
+        """Nothing."""
+        self.record.note_missing(kwargs.get("missing_keys"))
+        layer, _, parameter = str(kwargs["full_layer_name"]).rpartition(".")
+        model = kwargs["model"]
+
+        def read() -> None:
+            if f"{layer}.{parameter}" not in self.record.expert_parameters:
+                raise InvalidArgumentError(
+                    f"the checkpoint has packed experts, but {type(model.get_submodule(layer)).__name__} computes"
+                    " otherwise than PackedExpertsMlp",
+                    hint="take the checkpoint in full precision",
+                )
+            shape = tuple(getattr(model.get_submodule(layer), parameter).shape)
+            self.hold(model, f"{layer}.{parameter}", self._packed(layer, parameter, input_dict, shape))
+
+        self.put(layer, read, kwargs.get("missing_keys"), parameter)
+        return {}
+
+    def _packed(self, layer: str, parameter: str, given: dict[str, Any], shape: tuple[int, ...]) -> PackedExperts:
+        experts, n, k = shape
+        projections = _PROJECTIONS[parameter]
+        tensors = [_by_expert(given, names) for names in projections]
+        if any(len(each) != experts for each in tensors):
+            raise InvalidArgumentError(
+                f"{', '.join(map(str, map(len, tensors)))} packed experts of {parameter}, the model has {experts}",
+                hint="is a file of the checkpoint missing?",
+            )
+        weights = []
+        for expert in range(experts):
+            parts = [
+                made_weight(self.record.format, f"{layer}.{expert}.{names[0]}", each[expert], (n // len(tensors), k))
+                for names, each in zip(projections, tensors, strict=True)
+            ]
+            weights.append(_joined(parts))
+        packed = PackedExperts.stack(_alike(weights))
+        if packed.shape != (n, k):
+            raise InvalidArgumentError(f"its packed experts have shape {packed.shape}, the model's {(n, k)}")
+        return packed.to(dtype=self.record.dtype)
+
+
+def read_experts(record: LoadingRecord) -> list[WeightConverter]:
+    """The loader's rules that gather the packed tensors of a layer's experts in place of its two weights."""
+    parts = [name for name in record.format.names if name != "weight"]
+    return [
+        WeightConverter(
+            [rf"\.experts\.\d+\.{name}\.{part}$" for names in projections for name in names for part in parts],
+            f".experts.{parameter}",
+            [ReadExperts(record)],
+        )
+        for parameter, projections in _PROJECTIONS.items()
+    ]
+
+
+def _by_expert(given: dict[str, Any], names: Sequence[str]) -> list[dict[str, torch.Tensor]]:
+    """The tensors of each expert's projection by their last names; the loader gathers them in the experts' order."""
+    found: list[dict[str, torch.Tensor]] = []
+    for pattern, tensors in given.items():
+        projection, part = re.sub(r"\\|\$", "", pattern).split(".")[-2:]
+        if projection in names:
+            found += [{} for _ in range(len(tensors) - len(found))]
+            for each, tensor in zip(found, tensors, strict=False):
+                each[part] = tensor
+    return found
+
+
+def _joined(weights: Sequence[PackedWeight]) -> PackedWeight:
+    """Weights of one K as one, along N."""
+    first, *others = weights = _alike(weights)
+    if not others:
+        return first
+    parts: dict[str, Any] = {
+        name: torch.cat([getattr(weight, name) for weight in weights], 1)
+        for name in ("qweight", "scales", "zeros")
+        if getattr(first, name) is not None
+    }
+    return replace(first, **parts, shape=(sum(weight.shape[0] for weight in weights), first.shape[1]))
+
+
+def _alike(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
+    """The weights, all with zero points if some have them, in float32 if some are float32."""
+    given = [weight.zeros for weight in weights if weight.zeros is not None]
+    if not given:
+        return list(weights)
+    dtype = next((zeros.dtype for zeros in given if zeros.dtype == torch.float32), given[0].dtype)
+    return [
+        replace(
+            weight,
+            zeros=torch.full_like(weight.scales, symmetric_zero(weight.bits), dtype=dtype)
+            if weight.zeros is None
+            else weight.zeros.to(dtype),
+        )
+        for weight in weights
+    ]

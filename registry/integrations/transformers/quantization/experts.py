@@ -1,0 +1,133 @@
+"""Experts that a model keeps in two tensors of three dimensions, replaced by packed ones and back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ....errors import InvalidArgumentError
+from ....nn import PackedExpertsMlp
+from ....packed import GROUP_SIZES, PackedExperts, groups, quantize, words, zero_kind
+from .config import RegistryConfig
+
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+BITS = 4
+
+
+def expert_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Names and modules of experts that compute what PackedExpertsMlp does, as a small example of each class proves."""
+    proved: dict[type, bool] = {}
+    for name, module in model.named_modules():
+        if _looks_so(module):
+            if type(module) not in proved:
+                proved[type(module)] = _computes_so(module)
+            if proved[type(module)]:
+                yield name, module
+
+
+def packed_experts(model: torch.nn.Module) -> Iterator[tuple[str, PackedExpertsMlp]]:
+    """Names and modules of all packed experts."""
+    for name, module in model.named_modules():
+        if isinstance(module, PackedExpertsMlp):
+            yield name, module
+
+
+def rounded(weights: torch.Tensor, config: RegistryConfig) -> PackedExperts:
+    """The weights ``[experts, N, K]``, each as ``registry.quantize`` rounds it."""
+    size = config.group_size
+    return PackedExperts.stack([quantize(weight, BITS, size, config.symmetric) for weight in weights])
+
+
+def put_experts(model: torch.nn.Module, name: str, gate_up: PackedExperts, down: PackedExperts) -> None:
+    """Replace the experts ``name`` by packed ones."""
+    plain = model.get_submodule(name)
+    packed = PackedExpertsMlp(gate_up, down, _activation(plain)).train(plain.training)
+    # hidden from torch: what is needed to make the plain module again
+    packed.__dict__["plain"] = plain.to("meta")
+    packed._is_hf_initialized = True  # type: ignore[assignment]
+    model.set_submodule(name, packed)
+
+
+def form_of_experts(experts: PackedExpertsMlp) -> dict[str, Any]:
+    """What makes ``put_empty_experts`` build such experts, as JSON holds it; a group of all of K is -1."""
+    size = experts.down.group_size
+    kinds = [zero_kind(part.zeros) for part in (experts.gate_up, experts.down)]
+    return {"group_size": size if size in GROUP_SIZES else -1, "zeros": kinds}
+
+
+def put_empty_experts(model: torch.nn.Module, name: str, group_size: int, zeros: Sequence[str]) -> None:
+    """Replace the experts ``name`` by packed ones without values, on meta, for a checkpoint that holds them.
+
+    zeros  the kinds of zero points of gate_up and of down
+    Raises InvalidArgumentError if the model has no such experts.
+    """
+    module = dict(model.named_modules()).get(name)
+    if module is None or not _looks_so(module):
+        raise InvalidArgumentError(
+            f"RegistryConfig: the checkpoint has packed experts {name}, which {type(model).__name__} has not",
+            hint="is the config.json another model's?",
+        )
+    like = (getattr(module, part) for part in (GATE_UP, DOWN))
+    gate_up, down = (_empty(part, group_size, kind) for part, kind in zip(like, zeros, strict=True))
+    put_experts(model, name, gate_up, down)
+
+
+def unpack_experts(model: torch.nn.Module, dtype: torch.dtype | None = None) -> None:
+    """Replace all packed experts by plain ones with the dequantised weights, in ``dtype`` or the scales' dtype."""
+    for name, packed in list(packed_experts(model)):
+        plain = copy.copy(packed.__dict__["plain"])
+        weights = {GATE_UP: packed.gate_up.dequantize(), DOWN: packed.down.dequantize()}
+        plain._parameters = {part: torch.nn.Parameter(weight.to(dtype)) for part, weight in weights.items()}
+        model.set_submodule(name, plain.train(packed.training))
+
+
+def _looks_so(module: torch.nn.Module) -> bool:
+    given = dict(module.named_parameters(recurse=False))
+    if set(given) != {GATE_UP, DOWN} or any(weight.dim() != 3 for weight in given.values()):
+        return False
+    experts, hidden, intermediate = given[DOWN].shape
+    return tuple(given[GATE_UP].shape) == (experts, 2 * intermediate, hidden) and hasattr(module, "act_fn")
+
+
+def _computes_so(module: torch.nn.Module) -> bool:
+    """True if the class's own ``forward`` has the numbers of a gated MLP of each expert, on a few random tokens."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    experts, width, inner = 3, 8, 6
+    with torch.device("cpu"), torch.no_grad():
+        gate_up, down, x, weights = (
+            torch.randn(shape, generator=generator, dtype=torch.float32)
+            for shape in ((experts, 2 * inner, width), (experts, width, inner), (5, width), (5, 2))
+        )
+        index = torch.tensor([[0, 1], [2, 0], [1, 2], [2, 1], [0, 2]])
+        small: Any = copy.copy(module)
+        small._parameters = {GATE_UP: torch.nn.Parameter(gate_up), DOWN: torch.nn.Parameter(down)}
+        small.num_experts = experts
+        forward: Any = getattr(type(module).forward, "__wrapped__", type(module).forward)
+        try:
+            found = forward(small, x, index, weights)
+        except Exception:  # a forward of other arguments or shapes
+            return False
+        gate, up = torch.einsum("enh,th->ten", gate_up, x).chunk(2, -1)
+        each = torch.einsum("ehi,tei->teh", down, _activation(module)(gate) * up)
+        chosen = each.gather(1, index.unsqueeze(-1).expand(-1, -1, width))
+        expected = (chosen * weights.unsqueeze(-1)).sum(1)
+    return isinstance(found, torch.Tensor) and found.shape == x.shape and torch.allclose(found, expected, 1e-4, 1e-4)
+
+
+def _activation(module: torch.nn.Module) -> Any:
+    return module.act_fn
+
+
+def _empty(like: torch.Tensor, group_size: int, zeros: str) -> PackedExperts:
+    experts, n, k = like.shape
+    size = k if group_size == -1 else group_size
+    parts = (experts, groups(k, size), n)
+    qweight = torch.empty((experts, words(k, BITS), n), dtype=torch.int32, device="meta")
+    scales = torch.empty(parts, dtype=like.dtype, device="meta")
+    kinds = {"none": None, "integer": like.dtype, "float": torch.float32}
+    dtype = kinds[zeros]
+    points = None if dtype is None else torch.empty(parts, dtype=dtype, device="meta")
+    return PackedExperts(qweight, scales, points, BITS, size, (n, k))

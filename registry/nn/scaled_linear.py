@@ -1,0 +1,98 @@
+"""ScaledLinear: torch.nn.Linear with a weight and activations in float8 or int8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+
+from ..api import call
+from ..errors import InvalidArgumentError
+from ..problem import dtype_name
+
+DTYPES = (torch.float8_e4m3fn, torch.int8)
+_OUT_DTYPES = {dtype: dtype_name(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)}
+
+
+class ScaledLinear(torch.nn.Module):
+    """``x @ weight.T + bias`` by quantize_per_token and scaled_mm: a scale for each output and each token.
+
+    levels  the weight over its scales, float8_e4m3fn or int8 ``[N, K]``, a buffer; frozen
+    scales  float32 ``[N, 1]``, a buffer
+    A conversion of the dtype leaves both as they are. Where the activations need a gradient, they are not rounded: the
+    product is torch's with the dequantised weight.
+    """
+
+    levels: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.nn.Parameter | None
+
+    def __init__(self, levels: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        super().__init__()
+        if levels.dim() != 2 or levels.dtype not in DTYPES:
+            raise InvalidArgumentError(
+                f"ScaledLinear: levels is {dtype_name(levels.dtype)} of shape {tuple(levels.shape)}",
+                hint=f"expected {' or '.join(map(dtype_name, DTYPES))} of shape [N, K]",
+            )
+        self.out_features, self.in_features = levels.shape
+        if tuple(scales.shape) != (self.out_features, 1) or scales.dtype != torch.float32:
+            raise InvalidArgumentError(
+                f"ScaledLinear: scales is {dtype_name(scales.dtype)} of shape {tuple(scales.shape)}",
+                hint=f"expected float32 of shape {(self.out_features, 1)}",
+            )
+        self.register_buffer("levels", levels.contiguous())
+        self.register_buffer("scales", scales.contiguous())
+        given = bias if bias is None or isinstance(bias, torch.nn.Parameter) else torch.nn.Parameter(bias.detach())
+        self.register_parameter("bias", given)
+        self._dtype = dtype_name(levels.dtype)
+
+    @classmethod
+    def from_linear(cls, linear: torch.nn.Linear, dtype: str = "float8_e4m3fn") -> Self:
+        """A linear layer with each row of its weight rounded as quantize_per_token rounds one, and its own bias."""
+        if not isinstance(linear, torch.nn.Linear):
+            raise InvalidArgumentError(f"ScaledLinear.from_linear: got a {type(linear).__name__}, expected nn.Linear")
+        return cls(*rounded_rows(linear.weight, dtype), linear.bias).train(linear.training)
+
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+        """The weight ``[N, K]``, computed in float32 and rounded once."""
+        return (self.levels.float() * self.scales).to(dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., in_features]`` to ``[..., out_features]``, in the dtype of ``x``."""
+        bias = self.bias
+        if torch.is_grad_enabled() and x.requires_grad:
+            return torch.nn.functional.linear(x, self.dequantize(x.dtype), bias)
+        dtype = x.dtype
+        if dtype == torch.float32 and not x.is_meta and torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+        added = bias if bias is None or bias.dtype == dtype else bias.to(dtype)
+        levels, scales = call("quantize_per_token", x, self._dtype)
+        y = call("scaled_mm", levels, self.levels, scales, self.scales, added, _OUT_DTYPES[dtype])
+        assert isinstance(y, torch.Tensor)
+        return y
+
+    def extra_repr(self) -> str:
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{sizes}, {self._dtype}"
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        before = {name: self._buffers[name] for name in ("levels", "scales")}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, tensor in before.items():
+            now = self._buffers[name]
+            if tensor is not None and now is not None and now.dtype != tensor.dtype:
+                self._buffers[name] = tensor.to(now.device)
+        return self
+
+
+def rounded_rows(weight: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Levels ``[N, K]`` and scales ``[N, 1]`` of a weight. Raises InvalidArgumentError for NaN and infinity."""
+    if dtype not in map(dtype_name, DTYPES):
+        raise InvalidArgumentError(
+            f"ScaledLinear: dtype={dtype!r}", hint=f"expected {', '.join(map(dtype_name, DTYPES))}"
+        )
+    if not weight.isfinite().all():
+        raise InvalidArgumentError("ScaledLinear: the weight holds NaN or infinity")
+    levels, scales = call("quantize_per_token", weight.detach(), dtype)
+    return levels, scales

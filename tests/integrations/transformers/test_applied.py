@@ -1,0 +1,193 @@
+"""An applied model among what people do with models: training, copies, files, compilers, adapters, autocast."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from registry.integrations.transformers import apply
+from registry.integrations.transformers.forwards.linears import LinearGroup, MemberForward
+
+from .tiny_models import cache_name, prompt, tiny
+
+
+def pair(family: str = "llama", dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    """A model, and its like after ``apply``."""
+    plain, applied = tiny(family, dtype), tiny(family, dtype)
+    apply(applied)
+    return plain, applied
+
+
+def group_of(model: Any) -> LinearGroup:
+    return next(module.registry_group for module in model.modules() if isinstance(module, MemberForward))
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("family", ["llama", pytest.param("gemma2", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_a_training_step_has_the_loss_and_the_gradients_of_the_plain_model(family: str, checkpointing: bool) -> None:
+    plain, applied = pair(family)
+    if checkpointing:
+        applied.gradient_checkpointing_enable()
+    losses = [model.train()(prompt(), labels=prompt(), use_cache=False).loss for model in (plain, applied)]
+    for loss in losses:
+        loss.backward()
+    assert losses[1].item() == pytest.approx(losses[0].item(), abs=2e-6)
+    for (name, own), other in zip(plain.named_parameters(), applied.parameters(), strict=True):
+        torch.testing.assert_close(
+            other.grad, own.grad, atol=2e-6, rtol=2e-5, msg=lambda told, name=name: f"{name}: {told}"
+        )
+
+
+def test_the_loss_of_half_logits_is_in_float32_and_counts_what_the_trainer_says() -> None:
+    plain, applied = pair(dtype=torch.bfloat16)
+    for how in ({}, {"num_items_in_batch": 7}):
+        with torch.no_grad():
+            own, other = (model(prompt(), labels=prompt(), **how).loss for model in (plain, applied))
+        assert other.dtype == torch.float32
+        assert other.item() == pytest.approx(own.item(), rel=2e-3)
+
+
+def test_half_logits_err_no_more_than_the_plain_models() -> None:
+    plain, applied = pair(dtype=torch.bfloat16)
+    exact = tiny("llama").double()
+    exact.load_state_dict({name: value.double() for name, value in plain.state_dict().items()})
+    with torch.no_grad():
+        right = exact(prompt()).logits
+        own, other = ((model(prompt()).logits.double() - right).abs().max() for model in (plain, applied))
+    assert other < 2 * own + 1e-3
+
+
+def test_a_copy_is_a_model_of_its_own_with_one_product() -> None:
+    _, applied = pair()
+    copied = copy.deepcopy(applied)
+    group = group_of(copied)
+    assert group is not group_of(applied)
+    assert all(layer in set(copied.modules()) for layer in group.layers)
+    with torch.no_grad():
+        before = applied(prompt()).logits
+        for parameter in copied.parameters():
+            parameter.zero_()
+        assert torch.equal(applied(prompt()).logits, before)
+        assert copied(prompt()).logits.abs().max() == 0.0
+    assert group.is_one
+
+
+def test_a_conversion_joins_the_weights_again() -> None:
+    _, applied = pair()
+    applied.to(torch.bfloat16)
+    assert group_of(applied).is_one
+    assert applied(prompt()).logits.dtype == torch.bfloat16
+
+
+def test_weights_that_were_replaced_are_what_is_multiplied_by() -> None:
+    """FSDP and functional_call put other tensors in a parameter's place, without a word to the module."""
+    plain, applied = pair()
+    for model in (plain, applied):
+        layer = model.model.layers[0].self_attn.k_proj
+        layer.weight = torch.nn.Parameter(torch.full_like(layer.weight, 0.01))
+        layer = model.model.layers[1].self_attn.v_proj
+        layer.weight = torch.nn.Parameter(layer.weight.detach() * 2)
+    with torch.no_grad():
+        torch.testing.assert_close(applied(prompt()).logits, plain(prompt()).logits, atol=1e-5, rtol=1e-4)
+
+
+def test_an_input_that_changes_between_two_layers_is_multiplied_as_it_is() -> None:
+    _, applied = pair()
+    attention, x = applied.model.layers[0].self_attn, torch.randn(3, 64)
+    with torch.no_grad():
+        attention.q_proj(x)
+        x.add_(1.0)
+        found = attention.k_proj(x)
+        torch.testing.assert_close(found, torch.nn.functional.linear(x, attention.k_proj.weight))
+
+
+def test_two_threads_get_their_own_results() -> None:
+    _, applied = pair()
+    tokens = [prompt(), prompt().flip(-1)]
+    with torch.no_grad():
+        right = [applied(each).logits for each in tokens]
+    wrong: list[int] = []
+
+    def call(which: int) -> None:
+        with torch.no_grad():
+            for _ in range(20):
+                if not torch.allclose(applied(tokens[which]).logits, right[which], atol=1e-5):
+                    wrong.append(which)
+
+    threads = [threading.Thread(target=call, args=(which,)) for which in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_saved_model_is_a_plain_one(tmp_path: Path) -> None:
+    plain, applied = pair()
+    applied.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert loaded.config._attn_implementation != "registry"
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(prompt()).logits, plain(prompt()).logits)
+    changed = {name: value * 0.5 for name, value in plain.state_dict().items()}
+    for model in (plain, applied):
+        model.load_state_dict(changed)
+    with torch.no_grad():
+        torch.testing.assert_close(applied(prompt()).logits, plain(prompt()).logits, atol=1e-5, rtol=1e-4)
+
+
+def test_it_compiles_whole_over_a_static_cache() -> None:
+    plain, applied = pair()
+    found = []
+    for model in (plain, applied):
+        cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+        with torch.no_grad():
+            given = {cache_name(model): cache}
+            model(prompt(), **given)
+            step = torch.compile(model, fullgraph=True, backend="aot_eager") if model is applied else model
+            found.append([step(prompt()[:, :1], **given).logits for _ in range(2)])
+    torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-4)
+
+
+def test_under_autocast_it_computes_in_the_half_that_was_asked_for() -> None:
+    plain, applied = pair()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        own, other = plain(prompt()).logits, applied(prompt()).logits
+    assert other.dtype == own.dtype
+    assert (other - own).abs().max() < 0.02 * own.abs().max()
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+def test_adapters_are_put_into_it_and_trained() -> None:
+    import peft
+
+    found = []
+    for model in pair():
+        torch.manual_seed(3)
+        targets = ["q_proj", "v_proj", "down_proj"]
+        adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, init_lora_weights=False))
+        adapted(prompt(), labels=prompt()).loss.backward()
+        found.append({name: one.grad for name, one in adapted.named_parameters() if one.grad is not None})
+    assert len(found[1]) == 12
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_attention_by_its_name_alone() -> None:
+    plain = tiny("llama")
+    with torch.no_grad():
+        expected = plain(prompt()).logits
+        plain.set_attn_implementation("registry")
+        torch.testing.assert_close(plain(prompt()).logits, expected, atol=1e-5, rtol=1e-4)
+        plain.train().config.attention_dropout = 0.5
+        for layer in plain.model.layers:
+            layer.self_attn.attention_dropout = 0.5
+        assert not torch.equal(plain(prompt()).logits, plain(prompt()).logits)

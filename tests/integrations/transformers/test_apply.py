@@ -1,0 +1,161 @@
+"""apply and restore on small models of nine families: equal logits and tokens, and what is left says why."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import registry
+from registry.errors import InvalidArgumentError, UnknownNameError
+from registry.integrations.transformers import apply, restore
+from registry.integrations.transformers.swapping import swapped
+
+from .tiny_models import CONFIGS, prompt, tiny
+
+QUICK = ("llama", "gemma2", "mixtral", "gpt2", "deepseek_v3")
+FAMILIES = [pytest.param(family, marks=[] if family in QUICK else [pytest.mark.thorough]) for family in CONFIGS]
+
+
+def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(tokens).logits
+    return found
+
+
+def generated(model: Any, tokens: torch.Tensor, **how: Any) -> list[list[int]]:
+    found: list[list[int]] = model.generate(tokens, max_new_tokens=6, do_sample=False, **how).tolist()
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_computes_what_it_did_and_is_restored_to_the_bit(family: str) -> None:
+    model, tokens = tiny(family), prompt()
+    before, state = logits(model, tokens), copy.deepcopy(model.state_dict())
+    padded = torch.ones_like(tokens)
+    padded[0, :4] = 0
+    told = generated(model, tokens), generated(model, tokens, attention_mask=padded)
+    report = apply(model)
+    assert (logits(model, tokens) - before).abs().max() < 1e-5
+    assert (generated(model, tokens), generated(model, tokens, attention_mask=padded)) == told
+    assert {"norm", "linear", "loss"} <= report.replaced.keys()
+    assert any(part.startswith("attention") for part in report.replaced)
+    assert ("experts" in report.replaced) is (family in {"mixtral", "deepseek_v3"})
+    assert model.state_dict().keys() == state.keys()
+    restore(model)
+    assert not list(swapped(model))
+    assert torch.equal(logits(model, tokens), before)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", [family for family in CONFIGS if family != "gpt2"])
+def test_a_static_cache_longer_than_the_text_gives_the_same_tokens(family: str) -> None:
+    model, tokens = tiny(family), prompt()
+    how: dict[str, Any] = {"cache_implementation": "static", "disable_compile": True}
+    told = generated(model, tokens, **how)
+    apply(model)
+    assert generated(model, tokens, **how) == told
+
+
+def test_what_is_replaced_is_told_and_a_second_time_nothing_is() -> None:
+    model = tiny("llama")
+    report = apply(model)
+    assert len(report.replaced["norm"]) == 5
+    assert report.replaced["gated MLP"] == ["model.layers.0.mlp", "model.layers.1.mlp"]
+    assert len(report.replaced["linear layers of one input as one product"]) == 6
+    assert "norm" in str(report)
+    assert str(apply(model)) == "nothing to replace"
+
+
+def test_what_computes_something_else_is_left_with_the_reason() -> None:
+    class Centred(torch.nn.Module):
+        """Looks like a norm by its weight and eps."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.eps = torch.nn.Parameter(torch.ones(64)), 1e-6
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.weight * (x - x.mean(-1, keepdim=True))
+
+    model = tiny("llama")
+    model.model.norm = Centred()
+    model.model.layers[0].mlp.act_fn = torch.nn.ReLU()
+    before = logits(model, prompt())
+    report = apply(model)
+    assert torch.allclose(logits(model, prompt()), before, atol=1e-5)
+    (norm,) = (reason for reason, names in report.left.items() if names == ["model.norm"])
+    assert norm.startswith("norm: it computes something else: an error of")
+    assert "gated MLP: its activation function is neither silu nor gelu" in report.left
+    assert report.left["gated MLP: its activation function is neither silu nor gelu"] == ["model.layers.0.mlp"]
+
+
+def test_packed_weights_compute_what_their_numbers_say_and_are_not_restored() -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 256}
+    model, plain = (tiny("llama", torch.bfloat16, **sizes) for _ in range(2))
+    report = apply(model, quantize="int4", group_size=32)
+    assert len(report.replaced["linear packed in 4 bits"]) == 14
+    assert report.left == {"not packed: the output layer (lm_head=True packs it)": ["lm_head"]}
+    assert any("mlp" in name for name in report.replaced["gated MLP"])
+    with torch.no_grad():
+        for name, layer in plain.named_modules():
+            if isinstance(layer, torch.nn.Linear) and name != "lm_head":
+                packed = model.get_submodule(name)
+                layer.weight.copy_(packed_weight(packed).dequantize())
+    error = (logits(model, prompt()).float() - logits(plain, prompt()).float()).abs().max()
+    assert error < 0.03 * logits(plain, prompt()).abs().max()
+    with pytest.raises(InvalidArgumentError, match="quantised, and its weights in full precision are gone"):
+        restore(model)
+
+
+def packed_weight(layer: Any) -> registry.PackedWeight:
+    """The weight of a packed layer, whose buffers may be parts of several layers'."""
+    parts = {part: getattr(layer, part).contiguous() for part in ("qweight", "scales", "zeros")}
+    return registry.PackedWeight(
+        **parts, bits=layer.bits, group_size=layer.group_size, shape=(layer.out_features, layer.in_features)
+    )
+
+
+@pytest.mark.parametrize(("family", "quantize"), [("llama", "int4"), ("llama", "fp8"), ("mixtral", "int4")])
+def test_a_packed_model_is_saved_packed_and_loaded_to_the_bit(family: str, quantize: Any, tmp_path: Path) -> None:
+    model = tiny(family, torch.bfloat16, hidden_size=128, intermediate_size=256)
+    report = apply(model, quantize=quantize, group_size=32)
+    assert ("experts packed in 4 bits" in report.replaced) is (family == "mixtral")
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, loaded.state_dict()[name])
+    apply(loaded)
+    assert torch.equal(logits(loaded, prompt()), logits(model, prompt()))
+
+
+def test_a_model_that_was_loaded_packed_is_restored(tmp_path: Path) -> None:
+    model = tiny("llama", torch.bfloat16, hidden_size=128, intermediate_size=256)
+    apply(model, quantize="int4", group_size=32)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    before = logits(loaded, prompt())
+    assert len(apply(loaded).replaced["linear layers of one input as one product"]) == 6
+    restore(loaded)
+    assert torch.equal(logits(loaded, prompt()), before)
+
+
+def test_wrong_input_is_told_and_changes_nothing() -> None:
+    with pytest.raises(InvalidArgumentError, match="got a int, expected a model"):
+        apply(3)  # type: ignore[arg-type]
+    model = tiny("llama")
+    with pytest.raises(UnknownNameError, match="int3"):
+        apply(model, quantize="int3")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="is float32; gemm_int4 multiplies float16 and"):
+        apply(model, quantize="int4")
+    with torch.device("meta"):
+        unloaded = tiny("llama", torch.bfloat16)
+    with pytest.raises(InvalidArgumentError, match="is not loaded"):
+        apply(unloaded, quantize="int4")
+    assert not list(swapped(model))
+    assert not list(swapped(unloaded))
