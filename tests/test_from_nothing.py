@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 from pathlib import Path
 
@@ -64,6 +65,45 @@ sys.executable, sys.argv = python, ["registry", *words]
 runpy.run_module("registry.cli.main", run_name="__main__", alter_sys=True)
 """
 """The command ``registry`` of an environment, in a process that has imported torch; children are the environment's."""
+
+
+@pytest.mark.thorough
+def test_a_new_plugin_is_checked_tuned_and_explained(
+    python: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The way of a kernel's author, with a compiled C++ kernel; the seconds of each step are printed."""
+    variables = {
+        "PYTHONPATH": "",
+        "OMP_NUM_THREADS": "1",
+        "KERNEL_REGISTRY_DB": str(tmp_path / "tuning.db"),
+        "KERNEL_REGISTRY_CACHE": str(tmp_path / "cache"),
+    }
+    seconds: dict[str, float] = {}
+
+    def told(*words: str | Path) -> str:
+        started = time.perf_counter()
+        found = ran(python, "-m", "registry.cli.main", *words, cwd=tmp_path, **variables)
+        seconds[str(words[0])] = time.perf_counter() - started
+        return found
+
+    told("new", "plugin", "acme", "--op", "square", "--backend", "cpp")
+    started = time.perf_counter()
+    installed(python, "-e", tmp_path / "registry-acme")
+    seconds["pip install -e"] = time.perf_counter() - started
+
+    checked = json.loads(told("check", "acme", "--json", "-"))
+    verdicts = {each["name"]: each["verdict"] for each in checked["checks"]}
+    assert (checked["ok"], verdicts) == (True, {"load": "passed", "numerics": "passed", "compile": "passed"})
+
+    (tmp_path / "tiny.yaml").write_text("square: [{n: 4096, dtype: float32}]\n")
+    rivals = ("--implementations", "acme.start,torch.native")  # torch.compile alone is half of the time
+    told("tune", "--shapes", tmp_path / "tiny.yaml", "--device", "cpu", "--trials", "4", *rivals)
+    explained = json.loads(told("explain", "square", "n=4096", "dtype=float32", "--device", "cpu", "--json"))
+    assert explained["step"] == "exact"
+    assert "acme.start" in json.dumps(explained)
+    with capsys.disabled():
+        steps = ", ".join(f"{step} {each:.1f} s" for step, each in seconds.items())
+        print(f"\nfrom nothing in {sum(seconds.values()):.1f} s: {steps}")  # noqa: T201
 
 
 def test_a_new_package_is_installed_checked_tuned_and_explained(python: Path, tmp_path: Path) -> None:

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from ..contract import Op
 from ..errors import RegistryError
 from .naming import check_vendor, package_of, split_op
+from .rendering import rendered
 from .starts import Start, kernel_file, start_of, variant_of
-
-_TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True)
@@ -45,12 +42,12 @@ def new_plugin(vendor: str, op: Op, backend: str, folder: Path | None = None) ->
         "told_problem": _told(start),
     }
     files = _shared(known) | {
-        f"{known['package']}/{module}.py": _rendered(f"implementations/{backend}.py", known),
-        "tests/conftest.py" if backend == "triton" else "": _rendered("package/conftest.py", known),
+        f"{known['package']}/{module}.py": rendered(f"implementations/{backend}.py", known),
+        "tests/conftest.py" if backend == "triton" else "": rendered("package/conftest.py", known),
     }
     if known["kernel"]:
-        files[f"{known['package']}/kernels/__init__.py"] = _rendered("package/kernels_init.py", known)
-        files[f"{known['package']}/kernels/{known['kernel']}"] = _rendered(f"kernels/{module}.{backend}", known)
+        files[f"{known['package']}/kernels/__init__.py"] = rendered("package/kernels_init.py", known)
+        files[f"{known['package']}/kernels/{known['kernel']}"] = rendered(f"kernels/{module}.{backend}", known)
     return _made_folder(known, files, folder)
 
 
@@ -68,10 +65,10 @@ def new_op(name: str, folder: Path | None = None) -> NewPackage:
         "shapes": ("{rows: 64, cols: [256, 1000], dtype: float32}", "{rows: 64, cols: 4096, dtype: bfloat16}"),
     }
     files = _shared(known) | {
-        f"{known['package']}/ops/__init__.py": _rendered("op/ops_init.py", known),
-        f"{known['package']}/ops/{module}.py": _rendered("op/contract.py", known),
-        f"{known['package']}/kernels/__init__.py": _rendered("package/kernels_init.py", known),
-        f"{known['package']}/kernels/{module}.py": _rendered("op/implementation.py", known),
+        f"{known['package']}/ops/__init__.py": rendered("op/ops_init.py", known),
+        f"{known['package']}/ops/{module}.py": rendered("op/contract.py", known),
+        f"{known['package']}/kernels/__init__.py": rendered("package/kernels_init.py", known),
+        f"{known['package']}/kernels/{module}.py": rendered("op/implementation.py", known),
     }
     return _made_folder(known, files, folder)
 
@@ -92,23 +89,15 @@ def _shared(known: Mapping[str, Any]) -> dict[str, str]:
     """The files of every package."""
     package = known["package"]
     return {
-        "pyproject.toml": _rendered("package/pyproject.toml", known),
-        "README.md": _rendered("package/README.md", known),
-        ".gitignore": _rendered("package/gitignore", known),
-        ".github/workflows/check.yml": _rendered("package/check.yml", known),
-        "shapes.yaml": _rendered("package/shapes.yaml", known),
-        f"{package}/__init__.py": _rendered("package/init.py", known),
+        "pyproject.toml": rendered("package/pyproject.toml", known),
+        "README.md": rendered("package/README.md", known),
+        ".gitignore": rendered("package/gitignore", known),
+        ".github/workflows/check.yml": rendered("package/check.yml", known),
+        "shapes.yaml": rendered("package/shapes.yaml", known),
+        f"{package}/__init__.py": rendered("package/init.py", known),
         f"{package}/py.typed": "",
-        f"tests/test_{known['module']}.py": _rendered("package/test.py", known),
+        f"tests/test_{known['module']}.py": rendered("package/test.py", known),
     }
-
-
-def _rendered(template: str, known: Mapping[str, Any]) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES), undefined=jinja2.StrictUndefined, keep_trailing_newline=True,
-        trim_blocks=True, lstrip_blocks=True, autoescape=False,
-    )  # fmt: skip
-    return environment.get_template(f"{template}.jinja").render(known)
 
 
 def _made_folder(known: Mapping[str, Any], files: Mapping[str, str], folder: Path | None) -> NewPackage:

@@ -10,7 +10,7 @@ import torch
 from ..tuner.processes.process import Parent
 from . import gpu_steps, steps
 
-STEPS: Mapping[str, Callable[..., steps.Found]] = {
+STEPS: Mapping[str, Callable[..., steps.CheckFinding]] = {
     "load": steps.inventory,
     "contract": steps.contract,
     "numerics": steps.numerics,

@@ -24,7 +24,7 @@ from ..testing.given_inputs import SEED
 from ..testing.run_faults import Expected, concurrent_faults
 from ..tuner.measure.capture import CaptureError, Graph
 from ..tuner.planning.problems import needed_bytes
-from .steps import Found, checked
+from .steps import CheckFinding, checked
 from .target import catalog_with_plugin
 
 MOST_TUNED = 4
@@ -37,7 +37,7 @@ _WARM_CALLS = 2
 _REPLAYS = 2
 
 
-def tuned_shapes(target: str, op: str, name: str, device: str, database: str | None) -> Found:
+def tuned_shapes(target: str, op: str, name: str, device: str, database: str | None) -> CheckFinding:
     """Check the numbers of an implementation at shapes that have a winner for this hardware, the smallest first."""
     catalog = catalog_with_plugin(target)
     contract, there = catalog.op(op), Device.of(device)
@@ -47,7 +47,7 @@ def tuned_shapes(target: str, op: str, name: str, device: str, database: str | N
     )
     problems = [problem for size, _, problem in found if size <= _MEMORY_SHARE * there.memory_bytes][:MOST_TUNED]
     if not problems:
-        return Found("skipped", f"no shape of {op} is tuned for {there.name}, or all are too large")
+        return CheckFinding("skipped", f"no shape of {op} is tuned for {there.name}, or all are too large")
     implementation = catalog.implementation(op, name)
     return checked(lambda: check_implementation(implementation, contract, problems=problems, device=there))
 
@@ -59,22 +59,22 @@ def _tuned(op: Op, device: Device, database: str | None) -> Iterator[Problem]:
                 yield op.problem_of(winner.problem.dims)
 
 
-def captured(target: str, op: str, name: str, device: str) -> Found:
+def captured(target: str, op: str, name: str, device: str) -> CheckFinding:
     """Capture a call as a CUDA graph, and replay it into poisoned outputs, on the inputs that it was captured with."""
     catalog = catalog_with_plugin(target)
     implementation, there = catalog.implementation(op, name), Device.of(device)
     if not implementation.capturable:
-        return Found("skipped", "it says that it cannot be captured")
+        return CheckFinding("skipped", "it says that it cannot be captured")
     made = first_plan(catalog.op(op), implementation, there)
-    if isinstance(made, Found):
+    if isinstance(made, CheckFinding):
         return made
     plan, values = made
     with torch.no_grad():
         try:
             fault = _replay_fault(plan, values, there)
         except CaptureError as raised:
-            return Found("failed", f"it cannot be captured: {raised} (capturable = False says so)")
-    return Found("failed", fault) if fault else Found("passed", "", {"problem": dict(plan.problem.dims)})
+            return CheckFinding("failed", f"it cannot be captured: {raised} (capturable = False says so)")
+    return CheckFinding("failed", fault) if fault else CheckFinding("passed", "", {"problem": dict(plan.problem.dims)})
 
 
 def _replay_fault(plan: Plan, values: tuple[Any, ...], device: Device) -> str:
@@ -105,19 +105,19 @@ def _replay_fault(plan: Plan, values: tuple[Any, ...], device: Device) -> str:
     return ""
 
 
-def two_streams(target: str, op: str, name: str, device: str) -> Found:
+def two_streams(target: str, op: str, name: str, device: str) -> CheckFinding:
     """Check calls of two threads at once, each on a stream of its own."""
     catalog = catalog_with_plugin(target)
     there = Device.of(device)
     made = first_plan(catalog.op(op), catalog.implementation(op, name), there)
-    if isinstance(made, Found):
+    if isinstance(made, CheckFinding):
         return made
     with torch.no_grad():
         faults = list(concurrent_faults(made[0], there))
-    return Found("failed", "\n".join(faults)) if faults else Found("passed")
+    return CheckFinding("failed", "\n".join(faults)) if faults else CheckFinding("passed")
 
 
-def first_plan(op: Op, implementation: Implementation, device: Device) -> tuple[Plan, tuple[Any, ...]] | Found:
+def first_plan(op: Op, implementation: Implementation, device: Device) -> tuple[Plan, tuple[Any, ...]] | CheckFinding:
     """The default candidate, bound for the first example that it supports, with inputs; else why there is none."""
     reasons: list[str] = []
     for dims in op.examples:
@@ -128,4 +128,4 @@ def first_plan(op: Op, implementation: Implementation, device: Device) -> tuple[
         values = op.draw(problem, op.kinds[0], torch.Generator(device.torch).manual_seed(SEED))
         candidate = Candidate(implementation, answers.default_config(implementation, problem, device))
         return build(op, candidate, problem, op.arguments(values), device), values
-    return Found("skipped", "\n".join(dict.fromkeys(reasons)) or "the op has no example")
+    return CheckFinding("skipped", "\n".join(dict.fromkeys(reasons)) or "the op has no example")

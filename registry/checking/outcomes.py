@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Verdict = Literal["passed", "failed", "skipped"]
+CheckVerdict = Literal["passed", "failed", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class CheckOutcome:
 
     name: str
     subject: str
-    verdict: Verdict
+    verdict: CheckVerdict
     reason: str = ""
     seconds: float = 0.0
     details: Mapping[str, Any] = field(default_factory=dict)

@@ -14,11 +14,12 @@ import torch
 
 from ..device import Device
 from ..errors import RegistryError
+from ..problem import Value
 from ..tuner.processes import spawning
 from ..tuner.processes.process import Child
 from . import sanitizer
 from .outcomes import CheckOutcome, PluginCheck
-from .steps import Found
+from .steps import UNKNOWN, CheckFinding
 from .target import distribution_in, is_file
 
 LIMIT_S = 600.0
@@ -35,18 +36,23 @@ Tell = Callable[[CheckOutcome], None]
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """What to check. ``target``: a .py file, or an installed plugin, its package, its distribution or that's folder."""
+    """What to check. ``target``: a .py file, or an installed plugin, its package, its distribution or that's folder.
+
+    ``dims`` is the one problem on which numbers are checked and for which kernels are compiled; without it, the op's
+    examples.
+    """
 
     target: str
     architectures: Sequence[str] = ARCHITECTURES
     database: str | None = None
     limit_s: float = LIMIT_S
+    dims: Mapping[str, Value] | None = None
 
 
 def check_plugin(request: CheckRequest, tell: Tell = lambda _: None) -> PluginCheck:
     """Check a plugin; ``tell`` is called with each outcome as it comes.
 
-    Raises RegistryError for a target that does not exist, and DeviceError for an unknown architecture.
+    Raises RegistryError for a target that does not exist or is not installed, DeviceError for an unknown architecture.
     """
     _require(request.target)
     for architecture in request.architectures:
@@ -54,6 +60,8 @@ def check_plugin(request: CheckRequest, tell: Tell = lambda _: None) -> PluginCh
     outcomes: list[CheckOutcome] = []
     with spawning.kept(*_WARM):
         for outcome in _outcomes(request):
+            if told := outcome.details.get(UNKNOWN):
+                raise RegistryError(told[0], hint=told[1])
             tell(outcome)
             outcomes.append(outcome)
     return PluginCheck(request.target, outcomes)
@@ -89,7 +97,7 @@ def _numerics(one: Mapping[str, Any], where: Mapping[str, Any], request: CheckRe
         return CheckOutcome("numerics", subject, "skipped", "it runs on a GPU only, and none is usable here")
     device = "cuda" if on_gpu else "cpu"
     variables = {_INTERPRET: "1"} if interpreted else {}
-    asked = {**where, "device": device, "interpreted": interpreted}
+    asked = {**where, "device": device, "interpreted": interpreted, "dims": request.dims and dict(request.dims)}
     return _made(
         "numerics", f"{subject} on {'Triton, interpreted' if interpreted else device}", asked, request, variables
     )
@@ -102,7 +110,12 @@ def _compiled(one: Mapping[str, Any], where: Mapping[str, Any], request: CheckRe
         return
     for architecture in request.architectures if "cuda" in one["devices"] else ("",):
         name = f"{subject} for {architecture or 'this host'}"
-        yield _made("compile", name, {**where, "architecture": architecture}, request)
+        yield _made(
+            "compile",
+            name,
+            {**where, "architecture": architecture, "dims": request.dims and dict(request.dims)},
+            request,
+        )
 
 
 def _on_gpu(one: Mapping[str, Any], where: Mapping[str, Any], request: CheckRequest) -> Iterator[CheckOutcome]:
@@ -139,13 +152,13 @@ def _made(
         child.send({"name": name, "arguments": dict(arguments)})
         found = _answer(child, started + request.limit_s)
         if found is None:
-            found = Found("failed", f"it was ended after {request.limit_s:.0f} s")
+            found = CheckFinding("failed", f"it was ended after {request.limit_s:.0f} s")
     finally:
         child.stop()
     return _outcome(name, subject, found, time.perf_counter() - started)
 
 
-def _answer(child: Child, until: float) -> Found | None:
+def _answer(child: Child, until: float) -> CheckFinding | None:
     """The child's finding, None if none came in time."""
     poll = select.poll()
     poll.register(child.fileno(), select.POLLIN)
@@ -154,12 +167,12 @@ def _answer(child: Child, until: float) -> Found | None:
             continue
         messages, more = child.receive()
         for message in messages:
-            if message.keys() == set(Found._fields):
-                return Found(**message)
+            if message.keys() == set(CheckFinding._fields):
+                return CheckFinding(**message)
         if not more:
-            return Found("failed", f"the process that ran it ended: {child.end().why}")
+            return CheckFinding("failed", f"the process that ran it ended: {child.end().why}")
     return None
 
 
-def _outcome(name: str, subject: str, found: Found, seconds: float) -> CheckOutcome:
+def _outcome(name: str, subject: str, found: CheckFinding, seconds: float) -> CheckOutcome:
     return CheckOutcome(name, subject, found.verdict, found.reason, round(seconds, 3), found.details)

@@ -9,7 +9,7 @@ import torch
 
 from ..device import Device
 from .gpu_steps import first_plan
-from .steps import Found
+from .steps import CheckFinding
 from .target import catalog_with_plugin
 
 
@@ -19,7 +19,7 @@ def main(told: str) -> None:
     catalog = catalog_with_plugin(given["target"])
     device = Device.of(given["device"])
     made = first_plan(catalog.op(given["op"]), catalog.implementation(given["op"], given["name"]), device)
-    if isinstance(made, Found):
+    if isinstance(made, CheckFinding):
         sys.stdout.write(f"refused: {made.reason.splitlines()[0]}\n")
         return
     plan, values = made

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from .steps import Found
+from .steps import CheckFinding
 
 TOOLS = ("memcheck", "racecheck")
 _FOUND = 86
@@ -27,11 +27,11 @@ def sanitizer() -> str | None:
     return next((found for place in _PLACES if (found := shutil.which(place))), None)
 
 
-def sanitized(tool: str, arguments: Mapping[str, Any]) -> Found:
+def sanitized(tool: str, arguments: Mapping[str, Any]) -> CheckFinding:
     """Run one call of an implementation under a tool of the sanitizer, see ``sanitized_call``."""
     program = sanitizer()
     if program is None:
-        return Found("skipped", "compute-sanitizer is not installed; it comes with the CUDA toolkit")
+        return CheckFinding("skipped", "compute-sanitizer is not installed; it comes with the CUDA toolkit")
     call = [sys.executable, "-m", "registry.checking.sanitized_call", json.dumps(arguments)]
     command = [program, "--tool", tool, "--error-exitcode", str(_FOUND), "--target-processes", "all", *call]
     # torch's allocator hides where a tensor ends
@@ -41,18 +41,18 @@ def sanitized(tool: str, arguments: Mapping[str, Any]) -> Found:
             command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, errors="replace"
         )
     except subprocess.TimeoutExpired:
-        return Found("skipped", f"{tool} took more than {_TIMEOUT_S} s")
+        return CheckFinding("skipped", f"{tool} took more than {_TIMEOUT_S} s")
     return finding(tool, done.returncode, done.stdout + done.stderr)
 
 
-def finding(tool: str, code: int, output: str) -> Found:
+def finding(tool: str, code: int, output: str) -> CheckFinding:
     """The finding in the exit code and the output of a tool."""
     told = [line.strip("= ") for line in output.splitlines() if line.startswith("=========") and line.strip("= ")]
     if code == 0:
         refused = re.search(r"^refused: (.*)$", output, re.MULTILINE)
-        return Found("skipped", refused.group(1)) if refused else Found("passed")
+        return CheckFinding("skipped", refused.group(1)) if refused else CheckFinding("passed")
     if code == _FOUND:
         faults = [line for line in told if not line.startswith("COMPUTE-SANITIZER")]
-        return Found("failed", "\n".join(faults[:_MOST_LINES]) or f"{tool} has found errors")
+        return CheckFinding("failed", "\n".join(faults[:_MOST_LINES]) or f"{tool} has found errors")
     last = [line for line in output.splitlines() if line.strip()][-1:]
-    return Found("skipped", f"{tool} could not run: exit code {code}{''.join(f', {line}' for line in last)}")
+    return CheckFinding("skipped", f"{tool} could not run: exit code {code}{''.join(f', {line}' for line in last)}")

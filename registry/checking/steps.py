@@ -15,39 +15,45 @@ from ..problem import Problem, Value
 from ..testing import check_implementation, check_op
 from ..tuner.planning.compiling import CompiledVariant, compile_plans
 from ..tuner.planning.problems import plan
-from .outcomes import Verdict
-from .target import catalog_with_plugin, opened
+from .outcomes import CheckVerdict
+from .target import catalog_with_plugin, is_file, opened
 
 INTERPRETED_BYTES = 4096
 """The most bytes that a problem in Triton's interpreter moves, which takes milliseconds for each program."""
 
+UNKNOWN = "unknown"
+"""The detail under which message and hint stand if there is no such plugin."""
+
 _NOTHING = ["nothing was checked"]
 
 
-class Found(NamedTuple):
+class CheckFinding(NamedTuple):
     """What one check has found: its verdict, the reason, and details as plain data."""
 
-    verdict: Verdict
+    verdict: CheckVerdict
     reason: str = ""
     details: Mapping[str, Any] = {}
     subject: str = ""
 
 
-def inventory(target: str) -> Found:
+def inventory(target: str) -> CheckFinding:
     """Load the plugin; ``details`` name its ops and implementations, and what the other checks must know of them."""
     try:
         catalog, report = opened(target)
     except RegistryError as fault:
-        return Found("failed", f"{fault.message}{fault.hint and f' ({fault.hint})'}")
+        unknown = {} if is_file(target) else {UNKNOWN: [fault.message, fault.hint]}
+        return CheckFinding("failed", f"{fault.message}{fault.hint and f' ({fault.hint})'}", unknown)
     listed = [_listed(catalog, *entry.split("/", 1)) for entry in report.implementations]
     details = {"plugin": report.name, "ops": list(report.ops), "implementations": listed}
     if report.blocked:
-        return Found("failed", "the environment forbids its import, see KERNEL_REGISTRY_PLUGINS and _BLOCK", details)
+        return CheckFinding(
+            "failed", "the environment forbids its import, see KERNEL_REGISTRY_PLUGINS and _BLOCK", details
+        )
     inactive = f"it implements {', '.join(report.inactive)}, which no plugin defines" if report.inactive else ""
     faults = "; ".join(filter(None, (report.fault, inactive)))
     if not faults and not report.ops and not listed:
         faults = "it brings no op and no implementation"
-    return Found("failed" if faults else "passed", faults, details)
+    return CheckFinding("failed" if faults else "passed", faults, details)
 
 
 def _listed(catalog: Catalog, op: str, name: str) -> dict[str, Any]:
@@ -62,17 +68,19 @@ def _listed(catalog: Catalog, op: str, name: str) -> dict[str, Any]:
     }
 
 
-def contract(target: str, op: str) -> Found:
+def contract(target: str, op: str) -> CheckFinding:
     """Check the contract of an op by ``registry.testing.check_op``."""
     catalog = catalog_with_plugin(target)
     return checked(lambda: check_op(catalog.op(op)))
 
 
-def numerics(target: str, op: str, name: str, device: str, interpreted: bool) -> Found:
+def numerics(
+    target: str, op: str, name: str, device: str, interpreted: bool, dims: Mapping[str, Value] | None
+) -> CheckFinding:
     """Check an implementation on the op's examples; in Triton's interpreter on the small ones."""
     catalog = catalog_with_plugin(target)
     contract_, implementation = catalog.op(op), catalog.implementation(op, name)
-    problems = _small(contract_) if interpreted else None
+    problems = [dims] if dims else _small(contract_) if interpreted else None
     return checked(lambda: check_implementation(implementation, contract_, problems=problems, device=device))
 
 
@@ -83,7 +91,7 @@ def _small(op: Op) -> list[Mapping[str, Value]]:
     return [op.examples[number] for number in kept]
 
 
-def checked(check: Callable[[], Any]) -> Found:
+def checked(check: Callable[[], Any]) -> CheckFinding:
     """The finding of a check of ``registry.testing``; skipped if the implementation refuses every problem."""
     try:
         report = check()
@@ -92,17 +100,17 @@ def checked(check: Callable[[], Any]) -> Found:
         failures = [line.strip().removeprefix("failed: ") for line in lines if not line.startswith("  skipped: ")]
         refused = [line.removeprefix("  skipped: ") for line in lines if line.startswith("  skipped: ")]
         if failures == _NOTHING and refused:
-            return Found("skipped", "\n".join(refused))
-        return Found("failed", "\n".join(failures))
-    return Found("passed", "", {"checked": len(report.checked), "refused": list(report.skipped)})
+            return CheckFinding("skipped", "\n".join(refused))
+        return CheckFinding("failed", "\n".join(failures))
+    return CheckFinding("passed", "", {"checked": len(report.checked), "refused": list(report.skipped)})
 
 
-def compiled(target: str, op: str, name: str, architecture: str) -> Found:
+def compiled(target: str, op: str, name: str, architecture: str, dims: Mapping[str, Value] | None) -> CheckFinding:
     """Compile the default configuration of each example of the op for an architecture; ``""`` is this host."""
     catalog = catalog_with_plugin(target)
     contract_, implementation = catalog.op(op), catalog.implementation(op, name)
     device = Device.without_hardware(architecture) if architecture else Device.of("cpu")
-    problems = [contract_.problem_of(dims) for dims in contract_.examples]
+    problems = [contract_.problem_of(each) for each in ([dims] if dims else contract_.examples)]
 
     def takes(one: Implementation, _: Device) -> bool:
         return one is implementation
@@ -111,10 +119,10 @@ def compiled(target: str, op: str, name: str, architecture: str) -> Found:
     faults = [f"{_shown(problems, each)}: {each.fault}" for each in report.variants if each.fault]
     details = {"variants": [_resources(each) for each in report.variants if not each.fault]}
     if faults:
-        return Found("failed", "\n".join(faults), details)
+        return CheckFinding("failed", "\n".join(faults), details)
     if not report.variants:
-        return Found("skipped", "\n".join(sorted({each.reason for each in report.omitted})))
-    return Found("passed", "", details)
+        return CheckFinding("skipped", "\n".join(sorted({each.reason for each in report.omitted})))
+    return CheckFinding("passed", "", details)
 
 
 def _shown(problems: Sequence[Problem], variant: CompiledVariant) -> str:
@@ -128,11 +136,11 @@ def _resources(variant: CompiledVariant) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def guarded(step: Callable[..., Found], arguments: Mapping[str, Any]) -> Found:
+def guarded(step: Callable[..., CheckFinding], arguments: Mapping[str, Any]) -> CheckFinding:
     """What ``step`` finds; an exception of it is a failure of the plugin, whose code it runs."""
     try:
         return step(**arguments)
     except RegistryError as fault:
-        return Found("failed", f"{fault.message}{fault.hint and f' ({fault.hint})'}")
+        return CheckFinding("failed", f"{fault.message}{fault.hint and f' ({fault.hint})'}")
     except Exception as fault:
-        return Found("failed", in_a_line(fault))
+        return CheckFinding("failed", in_a_line(fault))

@@ -44,7 +44,7 @@ def opened(target: str) -> tuple[Catalog, PluginReport]:
     """
     catalog = catalog_with_plugin(target)
     if is_file(target):
-        return catalog, next(each for each in catalog.plugins() if each.name in catalog.files)
+        return catalog, catalog.file_plugin(target)
     wanted = _plain(distribution_in(Path(target)) if Path(target).is_dir() else target)
     known = {each.name: each for each in catalog.plugins()}
     for name, report in known.items():

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ..errors import InvalidArgumentError, ShapesFileError
-from ..untrusted.yaml_document import Document
 from .display import text
 from .options import Database, DeviceName, Json, Plugins, catalog_with, check_database, device_of
-
-if TYPE_CHECKING:
-    from ..contract import Op
+from .problems.dimensions import dimensions_of
 
 
 def explain(
@@ -38,7 +33,7 @@ def explain(
     check_database(db)
     catalog = catalog_with(plugin)
     contract = catalog.op(op)
-    problem = contract.problem_of(_dimensions(contract, dims or ()))
+    problem = contract.problem_of(dimensions_of(contract, dims or ()))
     told = Dispatcher(catalog, database=db).explain_problem(problem, device_of(device))
     if json:
         text.print_json(told)
@@ -48,23 +43,3 @@ def explain(
                 text.write(line)  # a command, which could not be copied from several lines
             else:
                 text.say(line, hang=9)
-
-
-def _dimensions(op: Op, pairs: Iterable[str]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for name, value in (_dimension(op, pair) for pair in pairs):
-        if name in given:
-            raise InvalidArgumentError(f"{name} was given twice", hint=f"give each dimension of {op.name} once")
-        given[name] = value
-    return given
-
-
-def _dimension(op: Op, pair: str) -> tuple[str, Any]:
-    name, given, value = pair.partition("=")
-    if not given or not value:
-        known = ", ".join(sorted(op.static | op.dynamic))
-        raise InvalidArgumentError(f"{pair!r} is not DIM=VALUE", hint=f"{op.name} has the dimensions {known}")
-    try:
-        return name, Document(pair, value).data
-    except ShapesFileError:
-        return name, value  # any other value is text, which the check of dimensions refuses

@@ -8,6 +8,7 @@ from . import app as application
 from .authors.check import check
 from .authors.compare import compare
 from .authors.new import new_op, new_plugin
+from .authors.scaffold import scaffold
 from .compile import compile_
 from .dashboard import dashboard
 from .db import upgrade
@@ -32,6 +33,7 @@ def new_registry_app() -> typer.Typer:
         program.command(name=command.__name__)(command)
     program.command(name="compile")(compile_)
     program.command(name="check")(check)
+    program.command(name="scaffold")(scaffold)
     program.command(name="import")(import_)
     database = application.new_app("The database itself.")
     database.command(name="upgrade")(upgrade)

@@ -101,6 +101,13 @@ class Catalog:
         with self._lock:
             return tuple(plugin.report(self._inventory.inactive(plugin)) for plugin in self._inventory.plugins)
 
+    def file_plugin(self, path: str | Path) -> PluginReport:
+        """The plugin of a file that was loaded by ``load_file``. No other plugin's hooks run."""
+        name = str(Path(path).expanduser().resolve())
+        with self._lock:
+            plugin = next(each for each in self._inventory.plugins if each.is_file and each.name == name)
+            return plugin.report(self._inventory.inactive(plugin))
+
     def register(self, implementation: Implementation) -> None:
         """Add an implementation of a known op. Raises UnknownNameError or InvalidDefinitionError.
 

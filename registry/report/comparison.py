@@ -15,7 +15,7 @@ from typing import Literal
 
 from tuning_db import Decision, Final, Interval, ProblemKey, Store
 
-from ..student_t import t_quantile
+from ..statistics.student_t import t_quantile
 
 ChangeKind = Literal["slower", "faster", "same", "new", "gone"]
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...paths import write_whole
 from ..display import text
+from ..display.outcomes import say_outcome, total
 from ..options import Database, split
 
 if TYPE_CHECKING:
-    from ...checking.outcomes import CheckOutcome, PluginCheck
-
-_WORDS = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}
+    from ...checking.outcomes import PluginCheck
 
 
 def check(
@@ -55,49 +53,12 @@ def check(
 
     alone = json is not None and str(json) == "-"
     request = CheckRequest(plugin, split("--arch", arch) or ARCHITECTURES, db, limit)
-    done = check_plugin(request, (lambda _: None) if alone else _say)
+    done = check_plugin(request, (lambda _: None) if alone else say_outcome)
     if json is not None:
         _write(done, json)
     if not alone:
-        text.say(_total(done))
+        text.say(total(done))
     raise typer.Exit(0 if done.ok else 1)
-
-
-def _say(outcome: CheckOutcome) -> None:
-    text.say(
-        f"{_WORDS[outcome.verdict]:<8}{outcome.name}: {outcome.subject} ({text.duration(outcome.seconds)})", hang=10
-    )
-    variants = outcome.details.get("variants", ())
-    for kernel in dict.fromkeys(variant["kernel"] for variant in variants):
-        alike = [variant for variant in variants if variant["kernel"] == kernel]
-        text.say(f"{'':<10}{kernel or 'compiled'}: {_resources(alike)}", hang=12)
-    for line in outcome.reason.splitlines():
-        text.say(f"{'':<10}{line}", hang=12)
-
-
-_UNITS = (
-    ("registers", "registers", "d"),
-    ("spill_bytes", "B spilled", "d"),
-    ("shared_bytes", "B shared", "d"),
-    ("threads", "threads", "d"),
-    ("occupancy", "occupancy", ".2f"),
-)
-
-
-def _resources(variants: Sequence[Mapping[str, Any]]) -> str:
-    """The number of variants of a kernel, and the least and the most of each resource that they need."""
-    told = [text.plural(len(variants), "variant")]
-    for name, unit, form in _UNITS:
-        known = [variant[name] for variant in variants if variant.get(name) is not None]
-        if known:
-            least, most = (format(value, form) for value in (min(known), max(known)))
-            told.append(f"{least if least == most else f'{least} to {most}'} {unit}")
-    return ", ".join(told)
-
-
-def _total(done: PluginCheck) -> str:
-    counts = {word: sum(each.verdict == word for each in done.outcomes) for word in ("passed", "failed", "skipped")}
-    return ", ".join(f"{count} {word}" for word, count in counts.items())
 
 
 def _write(done: PluginCheck, path: Path) -> None:

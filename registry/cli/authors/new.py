@@ -67,5 +67,5 @@ def _tell(made: NewPackage, *, json: bool) -> None:
     for name in made.files:
         text.write(f"  {name}")
     text.say("next:")
-    for line in (f"pip install -e {made.folder}", f"pytest {made.folder}", "registry plugins"):
+    for line in (f"pip install -e {made.folder}", f"pytest {made.folder}", f"registry check {made.vendor}"):
         text.write(f"  {line}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from ..conftest import Command
 
 STRANGE = Path(__file__).parents[2] / "checking" / "strange_plugin.py"
@@ -20,6 +22,17 @@ def test_it_tells_each_check_in_lines_and_as_json(command: Command, tmp_path: Pa
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["ok"], len(found["checks"])) == (False, 8)
     assert {each["verdict"] for each in found["checks"]} == {"passed", "failed", "skipped"}
+
+
+@pytest.mark.thorough
+def test_a_plugin_that_is_not_installed_is_a_mistake(command: Command, tmp_path: Path) -> None:
+    told = command("registry", "check", "no_such_plugin")
+    assert (told.code, told.out) == (2, "")
+    assert "unknown plugin 'no_such_plugin'" in told.err
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "registry-nowhere"\n')
+    told = command("registry", "check", tmp_path)
+    assert told.code == 2
+    assert "registry-nowhere is not installed" in told.err
 
 
 def test_a_plugin_that_does_not_exist_is_a_mistake(command: Command, tmp_path: Path) -> None:

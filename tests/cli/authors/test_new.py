@@ -17,7 +17,7 @@ def test_it_makes_a_package_and_tells_what_to_do_next(
     told = command("registry", "new", "plugin", "my_lab", "--op", "softmax", "--backend", "cpp")
     assert (told.code, told.err) == (0, "")
     assert "made registry-my-lab: 11 files" in told.out
-    assert "pip install -e registry-my-lab\n  pytest registry-my-lab\n  registry plugins\n" in told.out
+    assert "pip install -e registry-my-lab\n  pytest registry-my-lab\n  registry check my_lab\n" in told.out
     assert (tmp_path / "registry-my-lab" / "registry_my_lab" / "kernels" / "softmax.cpp").is_file()
 
 

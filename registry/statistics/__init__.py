@@ -1,0 +1,1 @@
+"""Statistics that neither the standard library nor numpy has."""

@@ -1,0 +1,59 @@
+"""``registry scaffold``: what it writes, and what it refuses in a line and a hint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ..conftest import Command
+
+REFERENCE = ("--op", "acme::double", "--from", "reference", "--function", "mine.py")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an author's file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\n\ndef double(x):\n    return x * 2\n\n\ndef inputs():\n    return torch.randn(6, 40)\n"
+    )
+    return tmp_path
+
+
+def test_a_file_is_written_and_never_overwritten(command: Command, here: Path) -> None:
+    told = command("registry", "scaffold", *REFERENCE, "--no-check")
+    assert (told.code, told.err, told.out) == (0, "", "acme.py written\n")
+    (here / "acme.py").write_text("mine")
+    told = command("registry", "scaffold", *REFERENCE, "--no-check")
+    assert told.code == 2
+    assert "acme.py exists already" in told.err
+    assert (here / "acme.py").read_text() == "mine"
+
+
+@pytest.mark.thorough
+def test_a_file_is_checked(command: Command, here: Path) -> None:
+    told = command("registry", "scaffold", *REFERENCE)
+    assert told.code == 0, told.out
+    assert "ok      contract: acme::double" in told.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["--op", "acme::double", "--from", "reference"], "needs --function", "and inputs()"),
+        (["--op", "acme::double", "--from", "reference", "--function", "no.py"], "no such file", "a Python file"),
+        ([*REFERENCE, "--out", "other.py"], "is called acme.py", ""),
+        (["--op", "sofmax"], "unknown op 'sofmax'", "did you mean softmax?"),
+        (["--op", "softmax", "--dims", "rows"], "'rows' is not DIM=VALUE", "cols, dtype, rows"),
+        (["--op", "softmax", "--out", "a-b.py"], "a-b is no identifier", ""),
+        (["--op", "softmax", "--from", "cuda"], "'cuda'", "registry scaffold --help"),
+    ],
+)
+def test_it_refuses(command: Command, here: Path, arguments: list[str], message: str, hint: str) -> None:
+    told = command("registry", "scaffold", *arguments)
+    first, _, rest = told.err.partition("\n")
+    assert (told.code, told.out) == (2, "")
+    assert message in first
+    assert hint in rest
+    assert [path.name for path in here.iterdir() if path.suffix == ".py"] == ["mine.py"]
