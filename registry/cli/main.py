@@ -15,6 +15,7 @@ from .explain import explain
 from .ops import ops
 from .plugins import plugins
 from .profile import profile
+from .race import import_kernel, race
 from .report import report
 from .results import results
 from .tune import tune
@@ -26,10 +27,11 @@ HELP = "Which kernel runs: the ops, who implements them, what was measured here,
 def new_registry_app() -> typer.Typer:
     """The ``registry`` program."""
     program = application.new_app(HELP)
-    for command in (tune, ops, plugins, explain, winners, profile, results, report, dashboard, doctor, export):
+    for command in (tune, ops, plugins, explain, winners, profile, results, report, dashboard, doctor, export, race):
         program.command(name=command.__name__)(command)
     program.command(name="compile")(compile_)
     program.command(name="import")(import_)
+    program.command(name="import-kernel")(import_kernel)
     database = application.new_app("The database itself.")
     database.command(name="upgrade")(upgrade)
     database.callback()(_several)

@@ -1,0 +1,63 @@
+"""FlashInfer-Bench's solutions and traces of what runs here: a kernel's way back to where its definition came from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..device import Device
+from ..problem import Value
+from .foreign_file import plain_name
+
+
+def solution_of(definition: str, op: str, implementation: str, inputs: Sequence[str]) -> dict[str, Any]:
+    """A solution that runs an implementation of this registry, for a definition of the same inputs."""
+    values = ", ".join(inputs)
+    content = (
+        "import registry\n\n\n"
+        f"def run({values}):\n"
+        f'    with registry.using(**{{"{op}": "{implementation}"}}):\n'
+        f'        return registry.call("{op}", {values})\n'
+    )
+    return {
+        "name": plain_name(f"{definition}_{implementation}"),
+        "definition": definition,
+        "author": "kernel-registry",
+        "description": f"{implementation} of {op}, by kernel-registry",
+        "spec": {
+            "language": "python", "target_hardware": [Device.best().name], "entry_point": "main.py::run",
+            "dependencies": ["kernel-registry"], "destination_passing_style": False,
+        },
+        "sources": [{"path": "main.py", "content": content}],
+    }  # fmt: skip
+
+
+_STATUS = {
+    "ok": "PASSED", "wrong_result": "INCORRECT_NUMERICAL", "timeout": "TIMEOUT", "compile_error": "COMPILE_ERROR",
+}  # fmt: skip
+
+
+def trace_of(  # noqa: PLR0913  (a field of a trace each)
+    definition: str, solution: str, dims: Mapping[str, Value], axes: Sequence[str], *, status: str, message: str,
+    median_us: float | None, reference_us: float | None, device: str,
+) -> dict[str, Any]:  # fmt: skip
+    """A trace: the verdict and time of one solution on one workload."""
+    performance = None
+    if median_us and reference_us:
+        performance = {
+            "latency_ms": median_us / 1000, "reference_latency_ms": reference_us / 1000,
+            "speedup_factor": reference_us / median_us,
+        }  # fmt: skip
+    named = re.sub(r"\W+", "-", " ".join(f"{name}={dims[name]}" for name in axes))
+    return {
+        "definition": definition,
+        "solution": solution,
+        "workload": {"uuid": named, "axes": {name: dims[name] for name in axes}, "inputs": {}},
+        "evaluation": {
+            "status": _STATUS.get(status, "RUNTIME_ERROR"), "log": message,
+            "environment": {"hardware": device, "libs": {"torch": torch.__version__}}, "performance": performance,
+        },
+    }  # fmt: skip
