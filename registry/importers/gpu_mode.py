@@ -98,7 +98,26 @@ class GpuModeProblem(ProblemFile):
 
     @cached_property
     def cases(self) -> Sequence[ProblemCase]:
-        return [self._case(settings) for settings in self._settings]
+        found = [self._case(settings) for settings in self._settings]
+        same = self._same_shapes(found)
+        for case in found:
+            vars(case)["dims"] = {name: str(value) if name in same else value for name, value in case.dims.items()}
+        return found
+
+    @staticmethod
+    def _same_shapes(cases: Sequence[ProblemCase]) -> frozenset[str]:
+        """Settings in which cases of the same shapes differ: they change the data alone."""
+        found: set[str] = set()
+        for place, case in enumerate(cases):
+            for other in cases[:place]:
+                if other.shapes == case.shapes:
+                    found |= {name for name, value in case.dims.items() if other.dims.get(name) != value}
+        return frozenset(found)
+
+    @property
+    def distributions(self) -> Mapping[str, tuple[str, ...]]:
+        same = self._same_shapes(self.cases)
+        return {name: tuple(dict.fromkeys(str(case.dims[name]) for case in self.cases)) for name in sorted(same)}
 
     def _case(self, settings: dict[str, Value]) -> ProblemCase:
         try:

@@ -107,6 +107,9 @@ class KernelBenchProblem(ProblemFile):
         _, tensors, state = self._drawn(generator.device, seed_from(generator))
         return [*tensors, *(one.detach().contiguous() for one in state.values())]
 
+    def drawn_weights(self) -> list[torch.Tensor]:
+        return [one.contiguous() for one in state_of(self.model(torch.device("cpu"), _FIRST_SEED)).values()]
+
     def run(self, case: ProblemCase, tensors: Sequence[torch.Tensor]) -> Any:
         # a caller of its own for each thread: it holds the weights of its latest call
         callers: dict[torch.device, ModuleCaller] = vars(self._local).setdefault("callers", {})

@@ -31,7 +31,9 @@ class ForeignKernel:
     label: str
 
 
-def entrants(paths: Sequence[str], op: str, problem: ImportedProblem | None) -> tuple[list[ForeignKernel], dict[str, str]]:
+def entrants(
+    paths: Sequence[str], op: str, problem: ImportedProblem | None
+) -> tuple[list[ForeignKernel], dict[str, str]]:
     """The submissions at paths and in folders, and why others are none, by path. Nothing of them is run."""
     found: list[ForeignKernel] = []
     refused: dict[str, str] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -19,8 +19,10 @@ from .foreign_file import ForeignFile
 
 RTOL = {"float64": 1e-9, "float32": 5e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 ATOL = {"float64": 1e-12, "float32": 1e-7, "float16": 1e-6, "bfloat16": 1e-6}
-_PROBED_BYTES = 64 << 20
+_PROBED_BYTES = 4 << 20
 """The largest inputs on which further kinds are tried when a problem is imported: that takes a second on a CPU."""
+_FEW = 2
+"""The size of a batch that larger inputs are cut to."""
 _TRIED_SEED = 7
 
 KINDS = ("normal", "signed", "spike_last")
@@ -63,6 +65,11 @@ class ProblemFile(ABC):
     def weights(self) -> Sequence[str]:
         """Names of the tensors that stay from call to call."""
         return ()
+
+    @property
+    def distributions(self) -> Mapping[str, tuple[str, ...]]:
+        """Dimensions that change the data and no shape, with their values as text."""
+        return {}
 
     @abstractmethod
     def draw(self, case: ProblemCase, generator: torch.Generator) -> list[torch.Tensor]:
@@ -161,16 +168,38 @@ class ProblemFile(ABC):
     @cached_property
     def kinds(self) -> tuple[str, ...]:
         """The file's own kind of inputs, and those of ``KINDS`` for which the reference is finite."""
-        case = self.cases[0]
-        if not self.changes_inputs or _nbytes(case) > _PROBED_BYTES:
+        if not self.changes_inputs:
             return KINDS[:1]
-        return (KINDS[0], *(kind for kind in KINDS[1:] if self._is_finite(case, kind)))
+        for tensors in self._tried():
+            found = [kind for kind in KINDS if self._is_finite(tensors, kind)]
+            if found[:1] == [KINDS[0]]:
+                return tuple(found)
+        return KINDS[:1]
 
-    def _is_finite(self, case: ProblemCase, kind: str) -> bool:
+    def _tried(self) -> Iterator[list[torch.Tensor]]:
+        """Tensors on the CPU to try kinds on: a case's own if they are small, else with cut batches."""
+        case, generator = self.cases[0], torch.Generator("cpu").manual_seed(_TRIED_SEED)
+        count = len(self.names) - len(self.weights)
+        if _nbytes(case) <= _PROBED_BYTES:
+            yield self.draw(case, generator)
+            return
+        if not all(one.is_floating_point for one in case.dtypes[:count]):
+            return
+        batch = case.shapes[0][:1]
+        every = [(_FEW, *shape[1:]) if batch and shape[:1] == batch else shape for shape in case.shapes[:count]]
+        for shapes in (every, [every[0], *case.shapes[1:count]]):
+            if 4 * sum(map(math.prod, shapes)) <= _PROBED_BYTES:
+                drawn = [torch.rand(shape, generator=generator) for shape in shapes]
+                yield [*(one.to(dtype) for one, dtype in zip(drawn, case.dtypes, strict=False)), *self.drawn_weights()]
+
+    def drawn_weights(self) -> list[torch.Tensor]:
+        """The weights of a case on the CPU."""
+        return []
+
+    def _is_finite(self, tensors: Sequence[torch.Tensor], kind: str) -> bool:
         generator = torch.Generator("cpu").manual_seed(_TRIED_SEED)
         try:
-            tensors = self._of_kind(kind, self.draw(case, generator), generator)
-            found = outputs_of(self.run(case, tensors), self.file.path.name)
+            found = outputs_of(self.run(self.cases[0], self._of_kind(kind, tensors, generator)), self.file.path.name)
         except Exception:  # a reference may refuse inputs outside of its domain
             return False
         return all(bool(one.isfinite().all()) for one in found if one.is_floating_point())
@@ -204,6 +233,7 @@ class ProblemFile(ABC):
             static=frozenset(first.dims),
             dynamic=frozenset(),
             weights=frozenset(self.weights),
+            distributions=self.distributions,
             baseline=f"{name.partition('::')[0]}.reference",
         )
 

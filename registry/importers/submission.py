@@ -25,7 +25,8 @@ Maker = Callable[[Problem, torch.device], Caller]
 class Submission(Implementation):
     """An implementation by foreign Python code.
 
-    ``make`` returns its caller, ``texts`` are what its fingerprint covers. It gets contiguous tensors only. It is never
+    ``make`` returns its caller, ``texts`` are what its fingerprint covers. It gets contiguous tensors only, and
+    what it returns is made contiguous, in its own time. It is never
     captured in a CUDA graph, and may differ from run to run in its rounding: its author promised neither.
     """
 
@@ -62,7 +63,11 @@ class Submission(Implementation):
                 caller(*outputs, *arguments)
                 return None
             returned = caller(*arguments)
-            return tuple(returned) if isinstance(returned, list) else returned
+            if isinstance(returned, torch.Tensor):
+                return returned.contiguous()
+            if not isinstance(returned, list | tuple):
+                return returned
+            return tuple(one.contiguous() if isinstance(one, torch.Tensor) else one for one in returned)
 
         return run
 

@@ -56,7 +56,8 @@ ROWS = (
         {"x": "torch.rand(8, 6, 5, 5)"},
         "return self.norm(x)",
         "m = x.mean((0, 2, 3), keepdim=True)\nv = x.var((0, 2, 3), unbiased=False, keepdim=True)\n"
-        "return (x - m) * torch.rsqrt(v + 1e-5) * self.norm.weight.view(1, -1, 1, 1) + self.norm.bias.view(1, -1, 1, 1)",
+        "w, b = self.norm.weight.view(1, -1, 1, 1), self.norm.bias.view(1, -1, 1, 1)\n"
+        "return (x - m) * torch.rsqrt(v + 1e-5) * w + b",
         {"running": "return F.batch_norm(x, self.norm.running_mean, self.norm.running_var)"},
         "self.norm = nn.BatchNorm2d(6)",
     ),
@@ -92,7 +93,7 @@ ROWS = (
         "reverse_cumsum",
         X,
         "return x.flip(1).cumsum(1).flip(1)",
-        "return x.sum(1, keepdim=True) - x.cumsum(1) + x",
+        "return x.double().flip(1).cumsum(1).flip(1).float()",
         {"exclusive": "return x.sum(1, keepdim=True) - x.cumsum(1)"},
     ),
     Pair(
