@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_text
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,6 @@ from .options import DeviceName, Json, Plugins, catalog_with, device_of, number
 if TYPE_CHECKING:
     from ..discovery.catalog import Catalog
     from ..importers.detection import ImportedProblem
-    from ..importers.plugin_file import ForeignKernel
     from ..importers.race import RaceStanding
     from ..problem import Problem
 
@@ -139,7 +137,9 @@ def race(  # noqa: PLR0913, PLR0917  (an option each)
         options = TuneOptions(Budget(budget))
         standings = held(problems, found, refused, catalog=catalog, device=on, database=db, options=options)
     if traces is not None:
-        _write_traces(traces, there, found, standings, on.name)
+        from ..importers.flashinfer_traces import write_traces
+
+        write_traces(traces, there, found, standings, on.name)
     if json:
         text.print_json([_plain(one) for one in standings])
     else:
@@ -196,35 +196,3 @@ def _row(one: RaceStanding) -> list[str]:
     median = "" if one.median_us is None else text.microseconds(one.median_us)
     times = "" if one.times_reference is None else f"{one.times_reference:.2f}"
     return [str(one.rank or ""), one.label, one.status, median, interval, times, one.reason]
-
-
-def _write_traces(
-    folder: Path, there: ImportedProblem | None, found: Sequence[ForeignKernel], standings: Sequence[RaceStanding], device: str
-) -> None:
-    from ..importers.flashinfer_bench import VENDOR, Definition
-    from ..importers.flashinfer_traces import solution_of, trace_of
-
-    if there is None or not isinstance(there.source, Definition):
-        raise RegistryError(f"--traces needs a problem of FlashInfer-Bench, {VENDOR}'s definition")
-    definition, own = there.source, {one.name: Path(one.path) for one in found}
-    folder.mkdir(parents=True, exist_ok=True)
-    lines: list[str] = []
-    for one in standings:
-        if one.problem is None:
-            continue
-        path, name = own.get(one.name), str(there.source.told["name"])
-        if path is not None and path.suffix == ".json":
-            solution = json_text.loads(path.read_text())
-        else:
-            solution = solution_of(name, there.name, one.name, definition.inputs)
-        (folder / f"{solution['name']}.json").write_text(json_text.dumps(solution, indent=1) + "\n")
-        reference = next(
-            (each.median_us for each in standings if each.problem == one.problem and each.name.endswith(".reference")),
-            None,
-        )
-        trace = trace_of(
-            name, solution["name"], one.problem.dims, definition.variable_axes, status=one.status, message=one.reason,
-            median_us=one.median_us, reference_us=reference, device=device,
-        )  # fmt: skip
-        lines.append(json_text.dumps(trace))
-    (folder / "traces.jsonl").write_text("".join(f"{line}\n" for line in lines))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..device import Device
+from ..errors import InvalidArgumentError
 from ..problem import Value
+from .detection import ImportedProblem
+from .flashinfer_bench import Definition
 from .foreign_file import plain_name
+from .plugin_file import ForeignKernel
+from .race import RaceStanding
 
 
 def solution_of(definition: str, op: str, implementation: str, inputs: Sequence[str]) -> dict[str, Any]:
@@ -61,3 +68,43 @@ def trace_of(  # noqa: PLR0913  (a field of a trace each)
             "environment": {"hardware": device, "libs": {"torch": torch.__version__}}, "performance": performance,
         },
     }  # fmt: skip
+
+
+def write_traces(
+    folder: Path,
+    there: ImportedProblem | None,
+    found: Sequence[ForeignKernel],
+    standings: Sequence[RaceStanding],
+    device: str,
+) -> None:
+    """Write traces.jsonl with a trace for each standing of a race, and a solution's JSON for each entrant.
+
+    Raises InvalidArgumentError for a race whose problem is no definition of FlashInfer-Bench.
+    """
+    if there is None or not isinstance(there.source, Definition):
+        raise InvalidArgumentError(
+            "traces: the race's problem is no definition of FlashInfer-Bench", hint="leave --traces out"
+        )
+    definition, own = there.source, {one.name: Path(one.path) for one in found}
+    folder.mkdir(parents=True, exist_ok=True)
+    reference_us = {
+        one.problem.key: one.median_us for one in standings if one.problem and one.name == there.op.baseline
+    }
+    lines: list[str] = []
+    for one in standings:
+        if one.problem is None:
+            continue
+        name, path = str(definition.told["name"]), own.get(one.name)
+        is_theirs = path is not None and path.suffix == ".json"
+        solution = (
+            json.loads(path.read_text())
+            if is_theirs and path is not None
+            else solution_of(name, there.name, one.name, definition.inputs)
+        )
+        (folder / f"{plain_name(solution['name'])}.json").write_text(json.dumps(solution, indent=1) + "\n")
+        trace = trace_of(
+            name, solution["name"], one.problem.dims, definition.variable_axes, status=one.status, message=one.reason,
+            median_us=one.median_us, reference_us=reference_us.get(one.problem.key), device=device,
+        )  # fmt: skip
+        lines.append(json.dumps(trace))
+    (folder / "traces.jsonl").write_text("".join(f"{line}\n" for line in lines))
