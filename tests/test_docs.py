@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import results_table
+from benchmarks.models import table as models_table
 from registry import Candidate, Device, Op
 from registry.arguments.inputs import arguments_of
 from registry.backends import InlineImplementation
@@ -182,3 +183,9 @@ def anchors(page: Path) -> set[str]:
     """What a link may name after its ``#``: the headings, as a browser of repositories writes them."""
     headings = _HEADING.findall(_BLOCK.sub("", page.read_text()))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_table_of_models_is_what_was_measured() -> None:
+    rows = json.loads(models_table.RESULTS.read_text())["rows"]
+    text = models_table.PAGE.read_text()
+    assert text == models_table.filled(text, rows), "run python -m benchmarks.models.table"

@@ -1,7 +1,8 @@
 """A decoder of transformers with and without ``apply``: decode steps and prompts in every form a user runs.
 
     python -m benchmarks.models [--layers 32] [--batches 1 16] [--forms eager graph compile reduce-overhead prefill]
-                                [--ways plain apply int4] [--time-limit SECONDS] [--write benchmarks/results/h200]
+                                [--ways plain apply int4] [--time-limit SECONDS]
+                                [--write benchmarks/results/h200/models]
 
 The model has Llama-3.1-8B's widths and random weights in bfloat16. A decode step is one token for each sequence over a
 StaticCache of 1024, of which 512 are filled; a prompt is 512 tokens into an empty one. ``plain`` is transformers with
@@ -163,7 +164,7 @@ def prefill(model: Any, batch: int) -> Step:
 def milliseconds(steps: dict[str, Step], rewinds: dict[str, Step], count: int) -> dict[str, list[float]]:
     """Milliseconds a step by way, a value for each round; the ways take turns."""
     times: dict[str, list[float]] = {way: [] for way in steps}
-    for turn in range(ROUNDS):
+    for turn in range(ROUNDS if steps else 0):
         names = [*steps][turn % len(steps) :] + [*steps][: turn % len(steps)]
         for way in names:
             rewinds[way]()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import typer
 
 from . import app as application
+from .authors.check import check
+from .authors.compare import compare
 from .authors.new import new_op, new_plugin
+from .authors.race import import_kernel, race
 from .compile import compile_
 from .dashboard import dashboard
 from .db import upgrade
@@ -15,7 +18,6 @@ from .explain import explain
 from .ops import ops
 from .plugins import plugins
 from .profile import profile
-from .race import import_kernel, race
 from .report import report
 from .results import results
 from .tune import tune
@@ -27,9 +29,11 @@ HELP = "Which kernel runs: the ops, who implements them, what was measured here,
 def new_registry_app() -> typer.Typer:
     """The ``registry`` program."""
     program = application.new_app(HELP)
-    for command in (tune, ops, plugins, explain, winners, profile, results, report, dashboard, doctor, export, race):
+    shown = (tune, race, ops, plugins, explain, winners, profile, results, compare, report, dashboard, doctor, export)
+    for command in shown:
         program.command(name=command.__name__)(command)
     program.command(name="compile")(compile_)
+    program.command(name="check")(check)
     program.command(name="import")(import_)
     program.command(name="import-kernel")(import_kernel)
     database = application.new_app("The database itself.")

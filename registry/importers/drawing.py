@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..errors import InvalidDefinitionError
+
+
+_DRAWING = threading.RLock()
+"""Held while drawing: the default generators, and the class of generators, are the whole process's."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,13 @@ def drawing(device: torch.device, seed: int) -> Iterator[None]:
     On another device than a GPU, what the code wants on a GPU is made there, generators too.
     """
     gpus = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=gpus), torch.device(device), torch.no_grad(), contextlib.ExitStack() as stack:
+    with (
+        _DRAWING,
+        torch.random.fork_rng(devices=gpus),
+        torch.device(device),
+        torch.no_grad(),
+        contextlib.ExitStack() as stack,
+    ):
         if device.type != "cuda":
             stack.enter_context(_Moved(device))
             stack.enter_context(_generators_on_cpu())

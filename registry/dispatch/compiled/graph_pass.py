@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import operator
-from collections.abc import Mapping
+import uuid
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
@@ -20,6 +23,8 @@ from ..torch_side import operators
 from . import inductor_private
 from .call_site import Callee
 from .inlining import inline_winner
+
+_LOG = logging.getLogger(__name__)
 
 _SOURCES = tuple(sorted(map(str, Path(__file__).parent.glob("*.py"))))
 """The code that decides what is generated: torch's caches hold only as long as it stays."""
@@ -36,7 +41,7 @@ class Inlines(Protocol):
         """The bound op of that name."""
 
 
-class CompiledCalls(inductor_private.custom_graph_pass.CustomGraphPass):  # type: ignore[misc]
+class CompiledCalls(CustomGraphPass):
     """Inductor's pass of the process. Its identity is that of the winners, so that torch's caches of compiled code hold
     only as long as these."""
 
@@ -56,21 +61,25 @@ class CompiledCalls(inductor_private.custom_graph_pass.CustomGraphPass):  # type
                 name = operators.name_of(overload)
                 if name is None:
                     continue
-                callee: Callee = dispatcher.bound(name)
-                if overload is node.target and _reads_by_place(node) and inline_winner(node, callee.op, callee.plans):
-                    continue
-                _call_directly(overload, callee.op)
+                try:
+                    _mend(node, overload, dispatcher.bound(name))
+                except Exception as fault:  # of Inductor's private API, or of a plugin: the call stays opaque
+                    _LOG.debug("%s stays opaque in compiled code: %s", name, fault)
 
     def uuid(self) -> str:
         """A hash of all winners of the ops that were traced in this process, and of the settings that choose them."""
         dispatcher = _inlining_dispatcher()
         if dispatcher is None:
             return "kernel_registry: not inlined"
-        told = {name: _identity(dispatcher.bound(name)) for name in sorted(self._with_backward(dispatcher))}
-        code = inductor_private.custom_graph_pass.get_hash_for_files(_SOURCES).hex()
+        try:
+            told = {name: identity_of(dispatcher.bound(name)) for name in sorted(self._with_backward())}
+        except Exception as fault:  # of a plugin: nothing is to be found in a cache
+            _LOG.debug("compiled code is not cached: %s", fault)
+            return f"kernel_registry: {uuid.uuid4()}"
+        code = get_hash_for_files(_SOURCES).hex()
         return f"kernel_registry: {hashlib.sha256(canonical_json([code, told]).encode()).hexdigest()}"
 
-    def _with_backward(self, dispatcher: Inlines) -> set[str]:
+    def _with_backward(self) -> set[str]:
         names = set(self._ops)
         for op in list(self._ops.values()):
             if op.backward is not None and op.backward.op is not None:
@@ -93,6 +102,16 @@ def _overloads(node: Node) -> list[OpOverload[..., Any]]:
     return [one for one in (node.target, *node.args[:1]) if isinstance(one, OpOverload)]
 
 
+def _mend(node: Node, overload: OpOverload[..., Any], callee: Callee) -> None:
+    """Inline the winner of a call, or let Inductor generate a call of its plan."""
+    if callee.checked:
+        return
+    forcing, _ = callee.watchers
+    functional = overload is node.target and _reads_by_place(node)
+    if forcing.active or not (functional and inline_winner(node, callee.op, callee.plans)):
+        _call_directly(overload, callee.op)
+
+
 def _reads_by_place(node: Node) -> bool:
     """True if the node returns one tensor, or if its outputs are read one by one."""
     return isinstance(node.meta.get("val"), torch.Tensor) or all(user.target is operator.getitem for user in node.users)
@@ -107,7 +126,7 @@ def _call_directly(overload: OpOverload[..., Any], op: Op) -> None:
     inductor_private.register_call(overload, defaults, f"call_site({op.name!r})", name, _inlines)
 
 
-def _identity(callee: Callee) -> Mapping[str, Any]:
+def identity_of(callee: Callee) -> Mapping[str, Any]:
     """Everything by which calls of an op are resolved: its winners, its implementations and the mode."""
     op, plans = callee.op, callee.plans
     devices = (Device.of("cpu"), *(Device.visible() if torch.cuda.is_initialized() else ()))
@@ -115,14 +134,22 @@ def _identity(callee: Callee) -> Mapping[str, Any]:
     return {
         "version": op.version,
         "mode": plans.mode(),
+        "checked": callee.checked,
+        "forced": callee.watchers[0].active > 0,
         "implementations": sorted((one.name, one.fingerprint()) for one in plans.implementations),
         "winners": {text: _winners(op, plans.winners(device)) for text, device in hardware.items()},
     }
 
 
 def _winners(op: Op, found: OpWinners) -> str:
-    ranking = sorted((repr(problem), repr(keys)) for problem, keys in found.ranking(op).items())
-    return hashlib.sha256(repr(ranking).encode()).hexdigest()
+    return hashlib.sha256(_text(frozenset(found.ranking(op).items())).encode()).hexdigest()
+
+
+def _text(value: Hashable) -> str:
+    """``repr`` of nested tuples and sets, the same in each process: the order of a set depends on it."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_text, value))})"
+    return f"{{{', '.join(sorted(map(_text, value)))}}}" if isinstance(value, frozenset) else repr(value)
 
 
 PASS = CompiledCalls()

@@ -7,6 +7,7 @@ Importing this module imports a part of Inductor; so it is imported only where t
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,10 @@ _LOG = logging.getLogger(__name__)
 
 _OURS = "_kernel_registry"
 _CALL_SITE = f"{__package__}.call_site"
+_LOWERING = (
+    *("add_layout_constraint", "add_needs_realized_inputs", "fallback_handler", "get_layout_constraint_tag"),
+    *("lowerings", "register_lowering", "tag_to_layout_constraint"),
+)
 _CONSTANTS = (bool, int, float, str, type(None))
 
 
@@ -26,17 +31,16 @@ _CONSTANTS = (bool, int, float, str, type(None))
 def lowerings() -> Any | None:
     """The module of Inductor's lowerings, if it has all that ``register_call`` uses; else None."""
     try:
-        from torch._inductor import ir, lowering
+        from torch._inductor import ir
         from torch._inductor.codegen.wrapper import PythonWrapperCodegen
         from torch._inductor.graph import GraphLowering
+
+        lowering: Any = importlib.import_module("torch._inductor.lowering")
     except ImportError as fault:
         _LOG.debug("compiled calls stay opaque: %s", fault)
         return None
-    wanted = {
-        lowering: ("add_layout_constraint", "add_needs_realized_inputs", "fallback_handler", "lowerings"),
-        lowering.register_lowering: ("__call__",),
-        lowering.get_layout_constraint_tag: ("__call__",),
-        lowering.tag_to_layout_constraint: ("__call__",),
+    wanted: dict[Any, tuple[str, ...]] = {
+        lowering: _LOWERING,
         ir.FallbackKernel: ("create", "codegen", "get_kernel_name"),
         PythonWrapperCodegen: ("generate_fallback_kernel",),
         GraphLowering: ("call_function",),
@@ -122,7 +126,7 @@ def _kernel_class(define: str, name: str) -> Any:
     """Inductor's node for a call of an operator, which generates a call of the function instead."""
     from torch._inductor import ir
 
-    class CallSiteKernel(ir.FallbackKernel):  # type: ignore[misc]
+    class CallSiteKernel(ir.FallbackKernel):
         def codegen(self, wrapper: Any) -> None:
             self.python_kernel_name = f"{name}_{self.get_name()}"
             wrapper.add_import_once(f"from {_CALL_SITE} import call_site")
@@ -153,7 +157,7 @@ def add_pass(own: Any) -> None:
         config.post_grad_custom_pre_pass = _Both(given, own)
 
 
-class _Both(custom_graph_pass.CustomGraphPass):  # type: ignore[misc]
+class _Both(custom_graph_pass.CustomGraphPass):
     """Two passes one after another, for versions of torch that take only one."""
 
     def __init__(self, first: Any, second: Any) -> None:

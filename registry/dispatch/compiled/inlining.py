@@ -20,8 +20,6 @@ from . import inductor_private
 
 _LOG = logging.getLogger(__name__)
 
-Values = tuple[Any, ...]
-
 
 def inline_winner(node: Node, op: Op, plans: Plans) -> bool:
     """Replace a call of ``op`` by its winner's torch code. Returns False, and changes nothing, where that is not right.
@@ -49,7 +47,7 @@ def inline_winner(node: Node, op: Op, plans: Plans) -> bool:
     return True
 
 
-def fake_values(node: Node, op: Op) -> Values | None:
+def fake_values(node: Node, op: Op) -> tuple[Any, ...] | None:
     """The values of a traced call, with fake tensors; None if a size, stride or number of it is not known."""
     values = [arg.meta.get("val") if isinstance(arg, Node) else arg for arg in _bound(node, op)]
     for value in values:
@@ -68,8 +66,10 @@ def _bound(node: Node, op: Op) -> list[Any]:
     return [given.get(one.name, one.default) for one in op.parsed.parameters]
 
 
-def known_winner(op: Op, plans: Plans, values: Values) -> InductorImplementation | None:
+def known_winner(op: Op, plans: Plans, values: tuple[Any, ...]) -> InductorImplementation | None:
     """The implementation that won exactly this problem, if torch.compile compiles it and it was not put aside."""
+    if plans.mode() == "reference":
+        return None
     arguments = op.arguments(values)
     problem = op.pose(arguments)
     device = Device.of(tensors_in(values)[0].device)
@@ -85,7 +85,7 @@ def known_winner(op: Op, plans: Plans, values: Values) -> InductorImplementation
     return None
 
 
-def _traced(implementation: InductorImplementation, values: Values) -> GraphModule:
+def _traced(implementation: InductorImplementation, values: tuple[Any, ...]) -> GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     tensors = tensors_in(values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -66,7 +65,7 @@ class OpWinners:
     learnt: LearntDefault | None = field(default=None, repr=False, compare=False)
     shipped_runners: Mapping[str, Mapping[str, CandidateKey]] = field(default_factory=dict, repr=False, compare=False)
     tell: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
-    _groups: dict[tuple[str, ...], dict[Hashable, Neighbours | list[tuple[int, Any]]]] = field(
+    _groups: dict[tuple[str, ...], dict[Hashable, Neighbours | list[int]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _similar: dict[tuple[str, ...], SimilarStatics] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -195,6 +194,11 @@ class OpWinners:
     def _behind(self) -> tuple[Decision, ...]:
         return tuple(one for one in self.shipped if self.is_shipped(one))
 
+    @cached_property
+    def _dims(self) -> list[Any]:
+        """The dimensions of the winner at each place."""
+        return [*self.stored.dims(), *(one.problem.dims for one in self._behind)]
+
     @property
     def _count(self) -> int:
         return len(self.stored.rows) + len(self._behind)
@@ -239,18 +243,17 @@ class OpWinners:
         key = values_of(static, dims)
         group = groups.get(key)
         if isinstance(group, list):
-            group = groups[key] = Neighbours(op, group, self._bad, self._transfers)
+            group = groups[key] = Neighbours(op, group, self._dims, self._bad, self._transfers)
         return group if group is not None and group.places and loose <= dims.keys() else None
 
     def _groups_by(
         self, dims: Mapping[str, Any], loose: Collection[str]
-    ) -> tuple[tuple[str, ...], dict[Hashable, Neighbours | list[tuple[int, Any]]]]:
+    ) -> tuple[tuple[str, ...], dict[Hashable, Neighbours | list[int]]]:
         """The dimensions that are not ``loose``, and all winners grouped by the values of these dimensions."""
         static = tuple(sorted(dims.keys() - loose))
         groups = self._groups.get(static)
         if groups is None:
-            dims_of_all = itertools.chain(self.stored.dims(), (one.problem.dims for one in self._behind))
-            groups = self._groups[static] = dict(grouped(static, enumerate(dims_of_all), self._bad))
+            groups = self._groups[static] = dict(grouped(static, self._dims, self._bad))
         return static, groups
 
     def _transfers(self, place: int) -> Mapping[str, Transfer]:

@@ -7,4 +7,4 @@ from .attention import registry_attention
 from .quantization import RegistryConfig, load, lora_config
 from .report import ApplyReport
 
-__all__ = ["RegistryConfig", "ApplyReport", "apply", "load", "lora_config", "registry_attention", "restore"]
+__all__ = ["ApplyReport", "RegistryConfig", "apply", "load", "lora_config", "registry_attention", "restore"]

@@ -10,11 +10,13 @@ import torch
 from ...errors import InvalidArgumentError
 from ...nn import PackedLinear
 from .attention import NAME
+from .forwards.experts import replace_experts
 from .forwards.gated_mlps import gate_and_up, replace_gated
 from .forwards.gelus import replace_gelu
 from .forwards.linears import AnyLinear, DenseMember, LinearForward, LinearGroup, PackedMember
 from .forwards.norms import replace_norm
 from .losses import causal_lm_loss
+from .quantization.experts import expert_modules
 from .quantizing import format_of, pack_linears
 from .report import ApplyReport
 from .swapping import Swapped, swap, swapped, unswap
@@ -58,6 +60,10 @@ def apply(
     for name, module in list(model.named_modules()):
         if not isinstance(module, Swapped):
             _replace(module, name, report)
+    for name, module in list(expert_modules(model)):
+        if not isinstance(module, Swapped):
+            told = replace_experts(module)
+            report.leave(f"experts: {told}", name) if told else report.add("experts", name)
     _replace_attention(model, report)
     _replace_loss(model, report)
     return report

@@ -10,9 +10,10 @@ from transformers import PreTrainedModel
 
 from ...contracts.checks import HALVES
 from ...errors import InvalidArgumentError, UnknownNameError
-from ...nn import PackedLinear, ScaledLinear
+from ...nn import PackedExpertsMlp, PackedLinear, ScaledLinear
 from ...problem import dtype_name
 from .quantization import RegistryConfig
+from .quantization.experts import BITS, DOWN, GATE_UP, expert_modules, put_experts, rounded
 from .quantization.fitting import group_size_for
 from .quantization.quantizer import RegistryQuantizer
 from .quantization.replacing import linear_layers
@@ -61,11 +62,24 @@ def pack_linears(model: Any, config: RegistryConfig, *, lm_head: bool, report: A
         model.set_submodule(name, layer)
         report.add(f"linear packed in {config.bits} bits", name)
         packed = True
+    packed = _pack_experts(model, config, report) or packed
     if packed and isinstance(model, PreTrainedModel):
         quantizer = RegistryQuantizer(config, pre_quantized=False)
         quantizer.postprocess_model(model)
         model.hf_quantizer = quantizer
     return packed
+
+
+def _pack_experts(model: torch.nn.Module, config: RegistryConfig, report: ApplyReport) -> bool:
+    found = list(expert_modules(model))
+    for name, module in found:
+        if config.bits != BITS or config.codebook is not None:
+            report.leave("not packed: experts are in 4 bits without a codebook", name)
+            continue
+        gate_up, down = (rounded(getattr(module, part).data, config) for part in (GATE_UP, DOWN))
+        put_experts(model, name, gate_up, down)
+        report.add("experts packed in 4 bits", name)
+    return any(isinstance(model.get_submodule(name), PackedExpertsMlp) for name, _ in found)
 
 
 def _check(name: str, linear: torch.nn.Linear, config: RegistryConfig) -> None:

@@ -17,8 +17,17 @@ from tuning_db import CandidateKey, Decision, Environment, Protocol, Store
 Sizes = Mapping[str, Any]
 
 
-def publish(database: Path, catalog: Catalog, winners: Mapping[str, tuple[str, Sizes]], device: str = "cpu") -> None:
-    """Store an implementation, in its default configuration, as the winner of a problem of each op."""
+def publish(
+    database: Path,
+    catalog: Catalog,
+    winners: Mapping[str, tuple[str, Sizes]],
+    device: str = "cpu",
+    baselines: Mapping[str, float] | None = None,
+) -> None:
+    """Store an implementation, in its default configuration, as the winner of a problem of each op.
+
+    ``baselines``: other implementations' times over the winner's.
+    """
     where = Device.of(device)
     environment = Environment(where.hardware(), where.software())
     with Store.open(str(database)) as store:
@@ -27,14 +36,26 @@ def publish(database: Path, catalog: Catalog, winners: Mapping[str, tuple[str, S
             problem = op.problem_of(dict(sizes))
             config = dict(implementation.default(problem, where))
             candidate = CandidateKey(implementation_name, implementation.fingerprint(), config)
-            decision = Decision(problem_key(op, problem), environment, Protocol("cold"), candidate, median_us=1.0)
+            decision = Decision(
+                problem_key(op, problem),
+                environment,
+                Protocol("cold"),
+                candidate,
+                median_us=1.0,
+                baselines=baselines or {},
+            )
             assert store.publish(store.start_run(environment), decision)
 
 
-def tuned(database: Path, winners: Mapping[str, tuple[str, Sizes]], device: str = "cpu") -> Dispatcher:
+def tuned(
+    database: Path,
+    winners: Mapping[str, tuple[str, Sizes]],
+    device: str = "cpu",
+    baselines: Mapping[str, float] | None = None,
+) -> Dispatcher:
     """A dispatcher with the box's implementations, and with these winners."""
     catalog = Catalog()
-    publish(database, catalog, winners, device)
+    publish(database, catalog, winners, device, baselines)
     return Dispatcher(catalog, str(database))
 
 
@@ -47,3 +68,8 @@ def generated(function: Callable[..., Any], *args: Any) -> tuple[Any, list[str]]
     with config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
         result: tuple[Any, list[str]] = run_and_get_code(function, *args)
     return result
+
+
+def without_comments(code: str) -> str:
+    """Generated code without its comments, which name what a line was made from."""
+    return "\n".join(line for line in code.splitlines() if not line.lstrip().startswith("#"))

@@ -44,6 +44,7 @@ def test_a_model_computes_what_it_did_and_is_restored_to_the_bit(family: str) ->
     assert (generated(model, tokens), generated(model, tokens, attention_mask=padded)) == told
     assert {"norm", "linear", "loss"} <= report.replaced.keys()
     assert any(part.startswith("attention") for part in report.replaced)
+    assert ("experts" in report.replaced) is (family in {"mixtral", "deepseek_v3"})
     assert model.state_dict().keys() == state.keys()
     restore(model)
     assert not list(swapped(model))
@@ -120,10 +121,11 @@ def packed_weight(layer: Any) -> registry.PackedWeight:
     )
 
 
-@pytest.mark.parametrize("quantize", ["int4", "fp8"])
-def test_a_packed_model_is_saved_packed_and_loaded_to_the_bit(quantize: Any, tmp_path: Path) -> None:
-    model = tiny("llama", torch.bfloat16, hidden_size=128, intermediate_size=256)
-    apply(model, quantize=quantize, group_size=32)
+@pytest.mark.parametrize(("family", "quantize"), [("llama", "int4"), ("llama", "fp8"), ("mixtral", "int4")])
+def test_a_packed_model_is_saved_packed_and_loaded_to_the_bit(family: str, quantize: Any, tmp_path: Path) -> None:
+    model = tiny(family, torch.bfloat16, hidden_size=128, intermediate_size=256)
+    report = apply(model, quantize=quantize, group_size=32)
+    assert ("experts packed in 4 bits" in report.replaced) is (family == "mixtral")
     model.save_pretrained(tmp_path)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     for name, value in model.state_dict().items():

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from ....api import call
 from ..proofs import disagreement
 
 ActivationKind = Literal["silu", "gelu", "gelu_tanh"]
@@ -29,3 +30,13 @@ def activation_kind(function: object) -> ActivationKind | None:
         if not disagreement(function, known, 64, _WIDE):
             return kind
     return None
+
+
+def gated(both: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
+    """``act(gate) * up`` of ``[..., 2 * d]``, gate first."""
+    y: torch.Tensor
+    if kind == "silu":
+        y = call("silu_and_mul", both)
+    else:
+        y = call("gelu_and_mul", both, approximate="tanh" if kind == "gelu_tanh" else "none")
+    return y

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 
-from ....api import call
 from ....nn import PackedLinear
 from ..proofs import disagreement
 from ..swapping import Swapped, swap, unswap
-from .activations import ActivationKind, activation_kind
+from .activations import ActivationKind, activation_kind, gated
 from .linears import AnyLinear, LinearGroup
 
 _ACTIVATIONS = ("act_fn", "activation_fn", "act")
@@ -43,16 +42,6 @@ class JointGatedForward(Swapped):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.down_proj(gated(self.gate_up_proj(x), self.registry_kind))
         return y
-
-
-def gated(both: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
-    """``act(gate) * up`` of ``[..., 2 * d]``, gate first."""
-    y: torch.Tensor
-    if kind == "silu":
-        y = call("silu_and_mul", both)
-    else:
-        y = call("gelu_and_mul", both, approximate="tanh" if kind == "gelu_tanh" else "none")
-    return y
 
 
 def gate_and_up(module: torch.nn.Module) -> tuple[AnyLinear, AnyLinear] | None:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import RegistryError
-from .display import text
-from .display.table import Column, Group, print_table
-from .options import DeviceName, Json, Plugins, catalog_with, device_of, number
+from ...errors import RegistryError
+from ..display import text
+from ..display.table import Column, Group, print_table
+from ..options import DeviceName, Json, Plugins, catalog_with, device_of, number
 
 if TYPE_CHECKING:
-    from ..discovery.catalog import Catalog
-    from ..importers.detection import ImportedProblem
-    from ..importers.race import RaceStanding
-    from ..problem import Problem
+    from ...discovery.catalog import Catalog
+    from ...importers.detection import ImportedProblem
+    from ...importers.race import RaceStanding
+    from ...problem import Problem
 
 REFUSED = 1
 
@@ -74,7 +74,7 @@ def import_kernel(
     The file points to the sources, which stay where they are, by path and SHA-256: a changed source is refused. Nothing
     of the submissions is run. Exit codes: 0 all imported, 1 some file has no known form, 2 bad input.
     """
-    from ..importers.plugin_file import entrants, plugin_text
+    from ...importers.plugin_file import entrants, plugin_text
 
     there = _problem(problem, op)
     name = there.name if there is not None else catalog_with(None).op(str(op)).name
@@ -122,10 +122,10 @@ def race(  # noqa: PLR0913, PLR0917  (an option each)
     worker processes: this process runs nothing of a submission. A process contains crashes, not malice. Exit codes: 0
     every submission is right, 1 some are out, 2 bad input.
     """
-    from ..importers.plugin_file import entrants, plugin_text
-    from ..importers.race import race as held
-    from ..tuner.limits import Budget
-    from ..tuner.options import TuneOptions
+    from ...importers.plugin_file import entrants, plugin_text
+    from ...importers.race import race as held
+    from ...tuner.limits import Budget
+    from ...tuner.options import TuneOptions
 
     there, on = _problem(problem, op), device_of(device)
     catalog = catalog_with(plugin)
@@ -137,7 +137,7 @@ def race(  # noqa: PLR0913, PLR0917  (an option each)
         options = TuneOptions(Budget(budget))
         standings = held(problems, found, refused, catalog=catalog, device=on, database=db, options=options)
     if traces is not None:
-        from ..importers.flashinfer_traces import write_traces
+        from ...importers.flashinfer_traces import write_traces
 
         write_traces(traces, there, found, standings, on.name)
     if json:
@@ -148,7 +148,7 @@ def race(  # noqa: PLR0913, PLR0917  (an option each)
 
 
 def _problem(problem: Path | None, op: str | None) -> ImportedProblem | None:
-    from ..importers.detection import imported
+    from ...importers.detection import imported
 
     if (problem is None) == (op is None):
         raise RegistryError("expected one of --problem and --op", hint="--problem FILE, or --op softmax")
@@ -166,7 +166,7 @@ def _plugin(made: str) -> Iterator[Path]:
 def _problems(
     catalog: Catalog, name: str, there: ImportedProblem | None, shapes: Path | None, workloads: Path | None
 ) -> list[Problem]:
-    from ..tuner.shapes.shapes import load_shapes
+    from ...tuner.shapes.shapes import load_shapes
 
     op = catalog.op(name)
     if shapes is not None:

@@ -1,0 +1,45 @@
+"""Experts of a mixture as two grouped products, each of all experts' rows."""
+
+from __future__ import annotations
+
+import torch
+
+from ....api import call
+from ..swapping import Swapped, swap
+from .activations import ActivationKind, activation_kind, gated
+
+
+class ExpertsForward(Swapped):
+    """``down(act(gate(x)) * up(x))`` of each token's experts, summed with the router's weights, by grouped_gemm."""
+
+    gate_up_proj: torch.nn.Parameter
+    down_proj: torch.nn.Parameter
+    registry_kind: ActivationKind
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        gate_up, down = self.gate_up_proj, self.down_proj
+        if hidden_states.dtype is not gate_up.dtype or torch.is_autocast_enabled(hidden_states.device.type):
+            plain: torch.Tensor = super().forward(hidden_states, top_k_index, top_k_weights)
+            return plain
+        tokens, top_k = top_k_index.shape
+        expert, order = torch.sort(top_k_index.reshape(-1), stable=True)
+        edges = torch.arange(len(gate_up) + 1, device=expert.device, dtype=expert.dtype)
+        offsets = torch.searchsorted(expert, edges)
+        rows = hidden_states.index_select(0, order // top_k)
+        inner = gated(call("grouped_gemm", rows, gate_up, offsets), self.registry_kind)
+        y = call("grouped_gemm", inner, down, offsets)
+        # back in the tokens' order: a sum over neighbours is deterministic, as adding by index is not
+        y = y.index_select(0, torch.argsort(order)).view(tokens, top_k, -1) * top_k_weights.unsqueeze(-1)
+        summed: torch.Tensor = y.sum(1).to(hidden_states.dtype)
+        return summed
+
+
+def replace_experts(module: torch.nn.Module) -> str:
+    """Replace the forward of experts that compute what packed ones would. Returns why not, "" if it is replaced."""
+    kind = activation_kind(getattr(module, "act_fn", None))
+    if kind is None:
+        return "their activation function is neither silu nor gelu"
+    swap(module, ExpertsForward, kind=kind)
+    return ""

@@ -1,0 +1,220 @@
+"""Plain torch under torch.compile: a tuned kernel takes the place of torch's function, where it was faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from registry import InvalidArgumentError, UnsupportedError
+from registry.discovery.catalog import Catalog
+from registry.dispatch.dispatcher import Dispatcher
+from registry.integrations import torch_compile
+from registry.integrations.torch_compile import replacing
+
+from ...dispatch.compiled.winners import generated, publish, tuned
+from ...dispatch.torch_side.conftest import Seen
+from ...serving import serving
+from ...tiers import THOROUGH
+
+close = torch.testing.assert_close
+SIZES = {"rows": 4, "cols": 64, "dtype": "float32"}
+FASTER = {"torch.native": 2.0, "torch.compile": 1.5}
+
+
+@pytest.fixture
+def report() -> Iterator[torch_compile.Replacements]:
+    """The report of one test, in which replacing is enabled."""
+    fresh = replacing.REPLACEMENTS
+    fresh.replaced.clear()
+    fresh.left.clear()
+    torch_compile.enable()
+    yield fresh
+    torch_compile.disable()
+    torch._dynamo.reset()
+
+
+def winner(folder: Path, *ops: str, name: str = "cpp.rows", baselines: Any = None) -> Dispatcher:
+    return tuned(folder / "tuning.db", dict.fromkeys(ops, (name, SIZES)), baselines=baselines or FASTER)
+
+
+class WrittenOut(torch.nn.Module):
+    """An RMS norm as models of transformers write it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(64, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dtype = x.dtype
+        h = x.to(torch.float32)
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * h.to(dtype)
+
+
+def test_functions_with_a_faster_winner_become_calls_of_it(tmp_path: Path, report: torch_compile.Replacements) -> None:
+    norm = WrittenOut(torch.float32)
+    weight = torch.rand(64)
+
+    def program(x: torch.Tensor) -> Any:
+        y = functional.rms_norm(norm(x), (64,), weight, 1e-6)
+        return (
+            torch.softmax(y, -1),
+            functional.softmax(y, dim=1),
+            y.softmax(-1),
+            torch.softmax(x, 0, dtype=torch.float64),
+        )
+
+    x = torch.randn(4, 64)
+    with serving(winner(tmp_path, "softmax", "rms_norm")), torch.no_grad():
+        outputs, (code,) = generated(torch.compile(program, fullgraph=True), x)
+        expected = program(x)
+    close(outputs, expected)
+    assert code.count("= call_site('softmax')") == 3
+    assert code.count("= call_site('rms_norm')") == 2
+    assert report.replaced == {"rms_norm(4x64, 64)": 2, "softmax(4x64)": 3}
+    assert [text.partition(": ")[2] for text in report.left] == ["it converts to torch.float64"]
+    assert "replaced  3 x softmax(4x64)" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("name", "baselines", "reason"),
+    [
+        ("cpp.rows", {"torch.native": 2.0, "torch.compile": 0.9}, "cpp.rows was not faster than torch.compile"),
+        ("cpp.rows", {"cpp.columns": 2.0}, "cpp.rows won, but was not measured beside torch.native or torch.compile"),
+        ("torch.compile", FASTER, "torch.compile won"),
+        ("", FASTER, "no winner is known for it: tune it"),
+    ],
+)
+def test_without_evidence_torchs_function_stays(
+    tmp_path: Path, report: torch_compile.Replacements, name: str, baselines: Any, reason: str
+) -> None:
+    ops = ["softmax"] if name else []
+    with serving(winner(tmp_path, *ops, name=name, baselines=baselines)), torch.no_grad():
+        graph = captured(lambda x: torch.softmax(x, -1), torch.randn(4, 64))
+    assert not calls(graph)
+    assert report.left == {f"softmax(4x64): {reason}": 1}
+    assert not report.replaced
+
+
+def captured(program: Callable[..., Any], *args: torch.Tensor, **options: Any) -> torch.fx.Graph:
+    """The graph that Dynamo captures of a program, after the pass."""
+    graphs: list[torch.fx.Graph] = []
+
+    def backend(module: torch.fx.GraphModule, _inputs: Any) -> Any:
+        replacing._PASS(module.graph)
+        graphs.append(module.graph)
+        module.recompile()
+        return module.forward
+
+    torch._dynamo.reset()
+    close(torch.compile(program, fullgraph=True, backend=backend, **options)(*args), program(*args))
+    (graph,) = graphs
+    return graph
+
+
+def calls(graph: torch.fx.Graph) -> list[str]:
+    """The names of the registry's operators in a graph."""
+    targets = [node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    return [target._opname for target in targets if target.namespace == "kernel_registry"]
+
+
+def test_what_a_graph_must_be(tmp_path: Path, report: torch_compile.Replacements) -> None:
+    """Varying sizes, gradients, autocast and strides that the op does not return leave torch's function."""
+    x = torch.randn(4, 64)
+
+    def softmax(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, -1)
+
+    def kept_strides(x: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x.t(), (4,), x[:, 0], 1e-6)
+
+    with serving(winner(tmp_path, "softmax", "rms_norm")):
+        assert not calls(captured(softmax, x, dynamic=True))
+        assert calls(captured(softmax, x)) == ["softmax"]
+        assert not calls(captured(softmax, x.requires_grad_()))
+        torch_compile.enable("softmax", training=True)
+        assert calls(captured(softmax, x)) == ["softmax"]
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            assert not calls(captured(softmax, x))
+        torch_compile.enable("rms_norm")
+        assert not calls(captured(softmax, x.detach()))
+    reasons = {text.partition(": ")[2] for text in report.left}
+    assert reasons == {
+        "its sizes vary",
+        "it needs a gradient: enable(training=True)",
+        "autocast converts its arguments",
+    }
+
+
+def test_settings_and_a_pass_of_the_program() -> None:
+    from torch._inductor import config
+
+    with pytest.raises(InvalidArgumentError, match=r"^torch_compile\.enable: 'gelu' is not recognised"):
+        torch_compile.enable(["softmax", "gelu"])
+    with config.patch(pre_grad_custom_pass=lambda graph: None):
+        with pytest.raises(UnsupportedError, match="pre_grad_custom_pass is set already"):
+            torch_compile.enable()
+        torch_compile.disable()
+        assert config.pre_grad_custom_pass is not None
+    torch_compile.enable()
+    torch_compile.disable()
+    assert config.pre_grad_custom_pass is None
+
+
+@THOROUGH
+def test_gradients_of_replaced_functions(tmp_path: Path, report: torch_compile.Replacements) -> None:
+    torch_compile.enable(training=True)
+    norm = WrittenOut(torch.float32)
+    x, seed = torch.randn(4, 64, requires_grad=True), torch.randn(4, 64)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(norm(x), -1)
+
+    expected = torch.autograd.grad(program(x), (x, norm.weight), seed)
+    with serving(winner(tmp_path, "softmax", "rms_norm")):
+        compiled = torch.compile(program, fullgraph=True)
+        grads, _ = generated(lambda: torch.autograd.grad(compiled(x), (x, norm.weight), seed))
+    close(grads, expected)
+    assert report.replaced == {"rms_norm(4x64, 64)": 1, "softmax(4x64)": 1}
+
+
+@THOROUGH
+def test_linear_layer_norm_and_attention(tmp_path: Path, report: torch_compile.Replacements) -> None:
+    """Attention's heads stand before the length in torch, and after it in the op."""
+    x, weight, bias = torch.randn(4, 64), torch.randn(32, 64), torch.randn(32)
+    q = torch.randn(1, 8, 2, 16).transpose(1, 2)
+
+    def program(x: torch.Tensor, q: torch.Tensor) -> Any:
+        attention = functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+        return functional.linear(x, weight, bias), functional.layer_norm(x, (64,)), attention
+
+    heads_last = q.transpose(1, 2)
+    given = {
+        "linear": (x, weight, bias),
+        "layer_norm": (x, None, None, 1e-5),
+        "attention": (heads_last, heads_last, heads_last, None, True, None, 0.0, -1),
+    }
+    catalog, database = Catalog(entry_points=()), tmp_path / "tuning.db"
+    seen = {name: Seen(name, catalog.op(name).reference, "a.seen") for name in given}
+    winners: dict[str, tuple[str, Any]] = {}
+    for name, values in given.items():
+        catalog.register(seen[name])
+        op = catalog.op(name)
+        winners[name] = "a.seen", op.pose(op.arguments(op.parsed.coerced(values))).dims
+    publish(database, catalog, winners, baselines=FASTER)
+    with torch.no_grad(), serving(Dispatcher(catalog, str(database))):
+        compiled = torch.compile(program, fullgraph=True)
+        outputs, _ = generated(compiled, x, q)
+        close(outputs, program(x, q))
+        close(compiled(x, q), program(x, q))
+    assert report.replaced == {
+        "attention(1x2x8x16, 1x2x8x16, 1x2x8x16)": 1,
+        "linear(4x64, 32x64, 32)": 1,
+        "layer_norm(4x64)": 1,
+    }
+    assert {name: len(one.shapes) for name, one in seen.items()} == dict.fromkeys(given, 2)
