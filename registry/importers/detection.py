@@ -56,9 +56,7 @@ class ImportedProblem:
         """The file's own reference, as the implementation that others are compared with."""
         op = self.op
 
-        return Submission(
-            op.name, op.baseline, lambda _problem, _device: op.reference, (self.file.text,), preference=0.0
-        )
+        return Submission(op.name, op.baseline, self.source.reference_caller, (self.file.text,), preference=0.0)
 
 
 def problem_path(path: Path) -> Path:

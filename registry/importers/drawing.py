@@ -13,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import InvalidDefinitionError
 
-
 _DRAWING = threading.RLock()
 """Held while drawing: the default generators, and the class of generators, are the whole process's."""
 

@@ -86,6 +86,10 @@ class Definition:
             baseline=f"{name.partition('::')[0]}.reference",
         )  # fmt: skip
 
+    def reference_caller(self, _problem: Problem, _device: torch.device) -> Callable[..., Any]:
+        """The reference as it is timed."""
+        return self._reference
+
     def problems(self, workloads: Sequence[Mapping[str, Any]]) -> list[dict[str, Value]]:
         """Dimensions of workloads, without duplicates. Raises InvalidDefinitionError for an axis that is not told."""
         found: list[dict[str, Value]] = []

@@ -148,14 +148,20 @@ class GpuModeProblem(ProblemFile):
         assert isinstance(case, _TaskCase)
         return self._referred(case.data([one.clone() for one in tensors]), tensors[0].device)
 
+    def reference_caller(self, problem: Problem, device: torch.device) -> Callable[..., Any]:
+        return self._caller(problem, self.file.member("ref_kernel"))
+
+    def _caller(self, problem: Problem, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        case = self.case_of(problem.dims)
+        assert isinstance(case, _TaskCase)
+        data = case.data
+        return lambda *tensors: kernel(data(tensors))
+
     def submission(self, op: str, name: str, file: ForeignFile) -> Implementation:
         """The implementation by the ``custom_kernel`` of a file."""
 
         def make(problem: Problem, _device: torch.device) -> Callable[..., Any]:
-            case, kernel = self.case_of(problem.dims), file.member("custom_kernel")
-            assert isinstance(case, _TaskCase)
-            data = case.data
-            return lambda *tensors: kernel(data(tensors))
+            return self._caller(problem, file.member("custom_kernel"))
 
         return Submission(op, name, make, (file.source, self.file.source))
 

@@ -126,6 +126,9 @@ class KernelBenchProblem(ProblemFile):
     def _inputs(self) -> int:
         return len(self.names) - len(self.weights)
 
+    def reference_caller(self, problem: Problem, device: torch.device) -> Callable[..., Any]:
+        return ModuleCaller(self.model(device, _FIRST_SEED), self.case_of(problem.dims), self._inputs)
+
     def submission(self, op: str, name: str, file: ForeignFile) -> Implementation:
         """The implementation by the ``ModelNew`` of a file."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -119,6 +119,10 @@ class ProblemFile(ABC):
         # the schema's outputs are new memory
         made = tuple(_owned(one, tensors) for one in returned)
         return made[0] if len(made) == 1 else made
+
+    @abstractmethod
+    def reference_caller(self, problem: Problem, device: torch.device) -> Callable[..., Any]:
+        """The reference as it is timed: called as submissions are, without what finds the case of each call."""
 
     def fake(self, *tensors: torch.Tensor) -> Any:
         """Row-major outputs of the right shapes and dtypes."""
