@@ -8,6 +8,7 @@ from . import app as application
 from .authors.check import check
 from .authors.compare import compare
 from .authors.new import new_op, new_plugin
+from .authors.race import import_kernel, race
 from .authors.scaffold import scaffold
 from .compile import compile_
 from .dashboard import dashboard
@@ -29,12 +30,14 @@ HELP = "Which kernel runs: the ops, who implements them, what was measured here,
 def new_registry_app() -> typer.Typer:
     """The ``registry`` program."""
     program = application.new_app(HELP)
-    for command in (tune, ops, plugins, explain, winners, profile, results, compare, report, dashboard, doctor, export):
+    shown = (tune, race, ops, plugins, explain, winners, profile, results, compare, report, dashboard, doctor, export)
+    for command in shown:
         program.command(name=command.__name__)(command)
     program.command(name="compile")(compile_)
     program.command(name="check")(check)
     program.command(name="scaffold")(scaffold)
     program.command(name="import")(import_)
+    program.command(name="import-kernel")(import_kernel)
     database = application.new_app("The database itself.")
     database.command(name="upgrade")(upgrade)
     database.callback()(_several)

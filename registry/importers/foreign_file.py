@@ -1,0 +1,114 @@
+"""A file of somebody else's: its text, its hash, and the module that it is when it runs."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import InvalidDefinitionError, UnsupportedError
+from ..fingerprint import PythonText
+
+_NOT_A_NAME = re.compile(r"[^a-z0-9]+")
+
+
+def plain_name(text: str) -> str:
+    """``text`` as the name of an op or an implementation: small letters, digits and ``_``, a letter first."""
+    made = _NOT_A_NAME.sub("_", text.lower()).strip("_") or "unnamed"
+    return made if made[0].isalpha() else f"p{made}"
+
+
+@dataclass(frozen=True)
+class ForeignFile:
+    """A file and the SHA-256 that it must have ("": any). Nothing of it runs before ``module`` is called."""
+
+    path: Path
+    sha256: str = ""
+
+    @cached_property
+    def text(self) -> str:
+        """The file's text. Raises InvalidDefinitionError if it cannot be read, or is not the pinned one."""
+        try:
+            data = self.path.read_bytes()
+            text = data.decode()
+        except (OSError, UnicodeDecodeError) as fault:
+            raise InvalidDefinitionError(f"{self.path}: {fault}", hint="expected a text file") from fault
+        found = hashlib.sha256(data).hexdigest()
+        if self.sha256 and found != self.sha256:
+            raise InvalidDefinitionError(
+                f"{self.path} has changed: its SHA-256 is {found[:12]}…, {self.sha256[:12]}… was imported",
+                hint="look at the change, then import it again",
+            )
+        return text
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def version(self) -> int:
+        """A number that is another one for another text: the version of an op that the file defines."""
+        return zlib.crc32(self.text.encode()) & 0x7FFFFFFF
+
+    @property
+    def source(self) -> PythonText | str:
+        """The text as a fingerprint takes it: as syntax if it is Python's, else as it is."""
+        try:
+            compile(self.text, str(self.path), "exec", dont_inherit=True)
+        except (SyntaxError, ValueError):
+            return self.text
+        return PythonText(self.text)
+
+    def module(self) -> ModuleType:
+        """The module, run once in this process. Raises UnsupportedError with the fault that it ended with."""
+        name = f"foreign_{plain_name(self.path.stem)}_{self.digest[:12]}"
+        if name in sys.modules:
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, self.path)
+        if spec is None or spec.loader is None:
+            raise UnsupportedError(f"{self.path}: no Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        before, known = list(sys.path), set(sys.modules)
+        # a file may import what lies beside it, and what its suite keeps one folder up
+        folders = [self.path.parent, self.path.parent.parent]
+        sys.path[:0] = map(str, folders)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException as fault:
+            sys.modules.pop(name, None)
+            if isinstance(fault, KeyboardInterrupt):
+                raise
+            raise UnsupportedError(f"{self.path.name} cannot be imported: {type(fault).__name__}: {fault}") from fault
+        finally:
+            sys.path[:] = before
+            _forget(set(sys.modules) - known - {name}, folders)
+        return module
+
+    def member(self, name: str) -> Any:
+        """What the module calls ``name``. Raises UnsupportedError if there is no such thing."""
+        found = getattr(self.module(), name, None)
+        if found is None:
+            raise UnsupportedError(f"{self.path.name} has no {name}")
+        return found
+
+    def defines(self, *names: str) -> bool:
+        """Whether the text defines all of these classes, functions or values at its top level; nothing is run."""
+        return all(re.search(rf"^(class|def)\s+{name}\b|^{name}\s*[:=]", self.text, re.MULTILINE) for name in names)
+
+
+def _forget(names: Iterable[str], folders: Sequence[Path]) -> None:
+    """Drop modules of these folders: the next problem has a ``task`` or ``utils`` of its own."""
+    for name in names:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and Path(file).parent in folders:
+            del sys.modules[name]

@@ -1,0 +1,208 @@
+"""GPU MODE's form: reference.py with ``ref_kernel`` and ``generate_input``, task.yml, and ``custom_kernel(data)``."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from ..errors import InvalidDefinitionError
+from ..implementation import Implementation
+from ..problem import Problem, Value
+from .drawing import drawing, put_together, seed_from, taken_apart
+from .foreign_file import ForeignFile
+from .problem_file import ProblemCase, ProblemFile
+from .submission import Submission
+
+VENDOR = "gpumode"
+_TASKS = ("task.yml", "task.yaml")
+_SEED = "seed"
+
+
+def is_problem(file: ForeignFile) -> bool:
+    """Whether a file defines ``ref_kernel`` and ``generate_input``."""
+    return file.defines("ref_kernel", "generate_input")
+
+
+def is_submission(file: ForeignFile) -> bool:
+    """Whether a file defines ``custom_kernel``."""
+    return file.defines("custom_kernel")
+
+
+class GpuModeProblem(ProblemFile):
+    """A task: each distinct entry of ``benchmarks`` and ``tests`` in task.yml beside reference.py is a case.
+
+    An input that ``ref_kernel`` writes to, such as memory for the output, is no argument of the op: each call gets its
+    own. Tensors are drawn by ``generate_input`` alone, which knows the inputs that a task allows.
+    """
+
+    @property
+    def changes_inputs(self) -> bool:
+        return False
+
+    @cached_property
+    def _settings(self) -> list[dict[str, Value]]:
+        paths = [self.file.path.parent / name for name in _TASKS if (self.file.path.parent / name).is_file()]
+        told: Any = yaml.safe_load(ForeignFile(paths[0]).text) if paths else {}
+        entries = [*(told.get("benchmarks") or []), *(told.get("tests") or [])] if isinstance(told, dict) else []
+        found = [{name: value for name, value in entry.items() if name != _SEED} for entry in entries]
+        distinct = [one for place, one in enumerate(found) if one not in found[:place]]
+        return distinct or [self._defaults()]
+
+    def _defaults(self) -> dict[str, Value]:
+        parameters = inspect.signature(self.file.member("generate_input")).parameters.values()
+        lacking = [one.name for one in parameters if one.default is one.empty and one.name != _SEED]
+        if lacking:
+            raise InvalidDefinitionError(
+                f"{self.file.path}: generate_input takes {', '.join(lacking)}, and no task.yml tells them",
+                hint="put task.yml with tests or benchmarks beside it",
+            )
+        return {one.name: one.default for one in parameters if one.name != _SEED}
+
+    def _generated(self, settings: Mapping[str, Value], device: torch.device, seed: int) -> Any:
+        generate = self.file.member("generate_input")
+        takes = inspect.signature(generate).parameters
+        seeds = {_SEED: seed} if _SEED in takes or any(one.kind is one.VAR_KEYWORD for one in takes.values()) else {}
+        with drawing(device, seed):
+            return generate(**settings, **seeds)
+
+    @cached_property
+    def _written(self) -> frozenset[int]:
+        """Places of the tensors that the reference writes to, as the smallest case shows on the CPU."""
+        tensors: list[torch.Tensor] = []
+        template = taken_apart(self._generated(self._smallest, torch.device("cpu"), 1), tensors)
+        changed = [one.clone() for one in tensors]
+        self._referred(put_together(template, changed), torch.device("cpu"))
+        pairs = enumerate(zip(tensors, changed, strict=True))
+        return frozenset(place for place, (was, now) in pairs if not torch.equal(was.nan_to_num(), now.nan_to_num()))
+
+    @property
+    def _smallest(self) -> dict[str, Value]:
+        def size(settings: Mapping[str, Value]) -> int:
+            made = 1
+            for value in settings.values():
+                made *= max(value, 1) if isinstance(value, int) else 1
+            return made
+
+        return min(self._settings, key=size)
+
+    def _referred(self, data: Any, device: torch.device) -> Any:
+        with drawing(device, 0):
+            return self.file.member("ref_kernel")(data)
+
+    @cached_property
+    def cases(self) -> Sequence[ProblemCase]:
+        found = [self._case(settings) for settings in self._settings]
+        same = self._same_shapes(found)
+        for case in found:
+            vars(case)["dims"] = {name: str(value) if name in same else value for name, value in case.dims.items()}
+        return found
+
+    @staticmethod
+    def _same_shapes(cases: Sequence[ProblemCase]) -> frozenset[str]:
+        """Settings in which cases of the same shapes differ: they change the data alone."""
+        found: set[str] = set()
+        for place, case in enumerate(cases):
+            for other in cases[:place]:
+                if other.shapes == case.shapes:
+                    found |= {name for name, value in case.dims.items() if other.dims.get(name) != value}
+        return frozenset(found)
+
+    @property
+    def distributions(self) -> Mapping[str, tuple[str, ...]]:
+        same = self._same_shapes(self.cases)
+        return {name: tuple(dict.fromkeys(str(case.dims[name]) for case in self.cases)) for name in sorted(same)}
+
+    def _case(self, settings: dict[str, Value]) -> ProblemCase:
+        try:
+            data, tensors = self._generated(settings, torch.device("meta"), 1), list[torch.Tensor]()
+            template = taken_apart(data, tensors)
+        except Exception:  # a task may look at the data that it draws
+            data, tensors = self._generated(settings, torch.device("cpu"), 1), list[torch.Tensor]()
+            template = taken_apart(data, tensors)
+        shapes, dtypes = tuple(tuple(one.shape) for one in tensors), tuple(one.dtype for one in tensors)
+        kept = [place for place in range(len(tensors)) if place not in self._written]
+        dims = {name: value if isinstance(value, int | float | str) else str(value) for name, value in settings.items()}
+        return _TaskCase(
+            dims, tuple(shapes[place] for place in kept), tuple(dtypes[place] for place in kept), template,
+            settings, kept, shapes, dtypes,
+        )  # fmt: skip
+
+    @cached_property
+    def names(self) -> Sequence[str]:
+        return [f"x{place}" for place in range(len(self.cases[0].shapes))]
+
+    def draw(self, case: ProblemCase, generator: torch.Generator) -> list[torch.Tensor]:
+        assert isinstance(case, _TaskCase)
+        tensors: list[torch.Tensor] = []
+        taken_apart(self._generated(case.settings, generator.device, seed_from(generator)), tensors)
+        return [tensors[place].to(generator.device).contiguous() for place in case.kept]
+
+    def run(self, case: ProblemCase, tensors: Sequence[torch.Tensor]) -> Any:
+        assert isinstance(case, _TaskCase)
+        return self._referred(case.data([one.clone() for one in tensors]), tensors[0].device)
+
+    def reference_caller(self, problem: Problem, device: torch.device) -> Callable[..., Any]:
+        return self._caller(problem, self.file.member("ref_kernel"))
+
+    def _caller(self, problem: Problem, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        case = self.case_of(problem.dims)
+        assert isinstance(case, _TaskCase)
+        data = case.data
+        return lambda *tensors: kernel(data(tensors))
+
+    def submission(self, op: str, name: str, file: ForeignFile) -> Implementation:
+        """The implementation by the ``custom_kernel`` of a file."""
+
+        def make(problem: Problem, _device: torch.device) -> Callable[..., Any]:
+            return self._caller(problem, file.member("custom_kernel"))
+
+        return Submission(op, name, make, (file.source, self.file.source))
+
+
+class _TaskCase(ProblemCase):
+    """A case with its settings, and the places among all tensors of those that are arguments."""
+
+    def __init__(
+        self,
+        dims: Mapping[str, Value],
+        shapes: tuple[tuple[int, ...], ...],
+        dtypes: tuple[torch.dtype, ...],
+        template: Any,
+        settings: Mapping[str, Value],
+        kept: Sequence[int],
+        all_shapes: tuple[tuple[int, ...], ...],
+        all_dtypes: tuple[torch.dtype, ...],
+    ) -> None:
+        super().__init__(dims, shapes, dtypes, template)
+        vars(self).update(settings=settings, kept=kept, all_shapes=all_shapes, all_dtypes=all_dtypes)
+
+    settings: Mapping[str, Value]
+    kept: Sequence[int]
+    all_shapes: tuple[tuple[int, ...], ...]
+    all_dtypes: tuple[torch.dtype, ...]
+
+    def data(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The data of a call: its tensors, and new memory for those that the kernel writes to."""
+        given = dict(zip(self.kept, tensors, strict=True))
+        double = any(one.dtype == torch.float64 for one in tensors)
+        every = [
+            given[place] if place in given else torch.zeros(
+                shape, dtype=torch.float64 if double and dtype.is_floating_point else dtype, device=tensors[0].device
+            )
+            for place, (shape, dtype) in enumerate(zip(self.all_shapes, self.all_dtypes, strict=True))
+        ]  # fmt: skip
+        template = self.template
+        return put_together(copy.copy(template), every)
+
+
+def reference_beside(path: Path) -> Path | None:
+    """The reference.py of a folder, if it has one."""
+    found = path / "reference.py"
+    return found if found.is_file() else None
