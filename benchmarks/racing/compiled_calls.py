@@ -1,7 +1,6 @@
 """Calls of ops in a compiled program: host time an op, and GPU time an op, beside torch.compile of plain torch.
 
-    python -m benchmarks.racing.compiled_calls [--device cuda] [--rows N] [--cols N] [--dtype NAME] [--links N]
-                                               [--json FILE]
+    python -m benchmarks.racing.compiled_calls [--device cuda] [--rows N] [--cols N] [--links N] [--json FILE]
 
 The program is a chain of rms_norm and softmax. Its forms: plain torch; torch's operators of the ops, which look up
 their winner at each call (``configure(inline=False)``); and the same source with inlined winners, once for each
@@ -9,9 +8,9 @@ implementation that a database names as the winner of both ops. All are compiled
 ``fullgraph=True``, and called under ``torch.no_grad()``.
 
 Times are microseconds. The forms are timed in turn, a short batch of each at a time, and each figure is a median of the
-batches. ``an op`` is the program's time divided by its number of ops. ``each more`` is the time of two more ops: the
-program's time minus that of a chain of one link, so that the entry into compiled code, with torch's guards, is not in
-it. ``GPU`` is the time of a CUDA graph of the program, divided by its ops.
+batches. ``an op`` is the program's time divided by its number of ops. ``each more`` is the time of one more op: half of
+the difference that one more link makes. ``entry`` is what remains of a program of one link without its two ops: torch's
+guards, and the way into compiled code. ``GPU`` is the time of a CUDA graph of the program, divided by its ops.
 """
 
 from __future__ import annotations
@@ -59,6 +58,7 @@ class CompiledForm:
     winner: str
     op_us: float
     more_us: float
+    entry_us: float
     gpu_us: float | None
 
 
@@ -171,8 +171,10 @@ def measure(device: registry.Device, sizes: Mapping[str, Any], links: int) -> It
             for form in forms:
                 whole, one = times[f"{form} {links}"], times[f"{form} 1"]
                 gpu = gpu_time(ways[f"{form} {links}"]) / (2 * links) if cuda else None
-                yield CompiledForm(form, winner, whole / (2 * links), (whole - one) / (2 * links - 2), gpu)
-            yield CompiledForm("eager calls", winner, times["eager"] / (2 * links), times["eager"] / (2 * links), None)
+                more = (whole - one) / (2 * links - 2)
+                yield CompiledForm(form, winner, whole / (2 * links), more, one - 2 * more, gpu)
+            eager = times["eager"] / (2 * links)
+            yield CompiledForm("eager calls", winner, eager, eager, 0.0, None)
 
 
 def main() -> None:
@@ -185,6 +187,8 @@ def main() -> None:
     parser.add_argument("--links", type=int, default=8, help="rms_norm and softmax in turn, so many times")
     parser.add_argument("--json", type=output_file, help="also write the times and the environment there")
     options = parser.parse_args()
+    if options.links < 2:
+        parser.error(f"--links {options.links}: expected at least 2, whose times are compared with those of 1")
     if options.device == "cpu":
         torch.set_num_threads(1)
     device = registry.Device.of(options.device)
@@ -194,13 +198,16 @@ def main() -> None:
     environment = {"device": str(device), **device.software(), "host": platform.processor() or platform.machine()}
     environment |= {"sizes": str(sizes), "links": str(options.links)}
     print("\n".join(f"{name:8} {value}" for name, value in environment.items()))
-    print(f"{'winner':14} {'form':12} {'µs an op':>9} {'each more':>10} {'GPU':>7}")
+    print(f"{'winner':14} {'form':12} {'µs an op':>9} {'each more':>10} {'entry':>7} {'GPU':>7}")
     lines = []
     with torch.no_grad():
         for line in measure(device, sizes, options.links):
             lines.append(line)
             gpu = "-" if line.gpu_us is None else f"{line.gpu_us:.2f}"
-            print(f"{line.winner:14} {line.form:12} {line.op_us:9.2f} {line.more_us:10.2f} {gpu:>7}", flush=True)
+            print(
+                f"{line.winner:14} {line.form:12} {line.op_us:9.2f} {line.more_us:10.2f} {line.entry_us:7.2f} {gpu:>7}",
+                flush=True,
+            )
     if options.json:
         record = {"environment": environment, "times": [asdict(line) for line in lines]}
         options.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuning_db import MissingDatabaseError, Store, TuningDBError
+from tuning_db import MissingDatabaseError, TuningDBError
 
 from ..errors import RegistryError
 from .display import text
@@ -140,6 +140,8 @@ def cache_check() -> Check:
 
 def database_check(database: str | None) -> Check:
     """The database: whether it opens, and how much it holds. Never creates or migrates one."""
+    from tuning_db import Store
+
     try:
         with Store.open(database, create=False, migrate=False) as store:
             held = store.statistics()

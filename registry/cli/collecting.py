@@ -13,7 +13,8 @@ _ALLOCATIONS = 200_000
 def seldom_collecting() -> Iterator[None]:
     """A context in which the garbage collector runs a few hundred times less often.
 
-    Records have no cycles, and collecting takes a fifth to a quarter of the time of an import, an export or a report.
+    Records have no cycles, and collecting takes a fifth to a quarter of the time of an import, an export or a report,
+    and a seventh of importing torch and all plugins.
     """
     before = gc.get_threshold()
     gc.set_threshold(_ALLOCATIONS, 20, 20)

@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from tuning_db import Store
-
 from .display import text
 from .options import Database, SeveralOps, split
 from .stored import stored_facts
@@ -33,6 +31,8 @@ def dashboard(
     from ..dashboard.serving import require, serve
 
     require()
+    from tuning_db import Store
+
     from ..dashboard.studies import rebuild
 
     with Store.open(db, create=False, migrate=False) as store:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tuning_db import Store
-
 from .display import text
 from .options import Database
 
@@ -14,6 +12,8 @@ def upgrade(db: Database = None) -> None:
     One transaction: a fault leaves the database unchanged. A database of the latest version is left as it is. tune and
     import upgrade an older database themselves; commands that only read never change one.
     """
+    from tuning_db import Store
+
     before, now = Store.upgrade(db)
     with Store.open(db, create=False, migrate=False) as store:
         where = store.url

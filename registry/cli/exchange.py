@@ -6,16 +6,19 @@ import itertools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tuning_db import ExchangeError, Store
+from tuning_db import ExchangeError
 
 from ..errors import RegistryError, UnknownNameError
 from .collecting import seldom_collecting
 from .display import text
 from .options import Database, OneOp, check_stored_op
+
+if TYPE_CHECKING:
+    from tuning_db import Store
 
 _CHECKED_FIRST = 1000
 """The number of lines that are checked before a new database is made."""
@@ -42,6 +45,8 @@ def export(
 
     Runs, trials, decisions and winners, for `registry import` on another machine.
     """
+    from tuning_db import Store
+
     with Store.open(db, create=False, migrate=False) as store, seldom_collecting():
         check_stored_op(op, store)
         chosen = None if hardware is None else _named(hardware, store)
@@ -73,6 +78,7 @@ def import_(
 
     A bad line leaves it as it was; importing twice changes nothing.
     """
+    from tuning_db import Store
     from tuning_db.exchange import lines
 
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import typer
 
 from . import app as application
+from .authors.check import check
+from .authors.compare import compare
 from .authors.new import new_op, new_plugin
 from .compile import compile_
 from .dashboard import dashboard
@@ -26,9 +28,10 @@ HELP = "Which kernel runs: the ops, who implements them, what was measured here,
 def new_registry_app() -> typer.Typer:
     """The ``registry`` program."""
     program = application.new_app(HELP)
-    for command in (tune, ops, plugins, explain, winners, profile, results, report, dashboard, doctor, export):
+    for command in (tune, ops, plugins, explain, winners, profile, results, compare, report, dashboard, doctor, export):
         program.command(name=command.__name__)(command)
     program.command(name="compile")(compile_)
+    program.command(name="check")(check)
     program.command(name="import")(import_)
     database = application.new_app("The database itself.")
     database.command(name="upgrade")(upgrade)

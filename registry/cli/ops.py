@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from .collecting import seldom_collecting
 from .display import text
 from .options import Json, Plugins, catalog_with
 
@@ -20,7 +21,11 @@ def ops(plugin: Plugins = None, json: Json = False) -> None:
 
     With their schemas, and their dimensions as a shapes file names them.
     """
-    catalog = catalog_with(plugin)
+    with seldom_collecting():  # importing torch and every plugin makes objects that stay
+        _tell(catalog_with(plugin), json=json)
+
+
+def _tell(catalog: Catalog, *, json: bool) -> None:
     if json:
         text.print_json([_data(op, catalog) for op in catalog.ops().values()])
         return

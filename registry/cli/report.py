@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from tuning_db import Store
 from tuning_db.records import now
 
 from ..errors import RegistryError
@@ -39,6 +38,8 @@ def report(
     ops = split("--op", op)
     if str(out) != "-":
         check_out(out, force=force)
+    from tuning_db import Store
+
     with Store.open(db, create=False, migrate=False) as store, seldom_collecting():
         facts = stored_facts(store, ops)
         page = render(facts, version=version("kernel-registry"), created=now())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuning_db import Store, is_noise
+from tuning_db import is_noise
 
 from ..errors import RegistryError, UnknownNameError
 from .collecting import seldom_collecting
@@ -21,7 +21,7 @@ from .options import SEVERAL, Database, Json, SeveralOps, check_stored_op, devic
 from .stored import baselines_of
 
 if TYPE_CHECKING:
-    from tuning_db import CandidateKey, Decision, Interval, Trial
+    from tuning_db import CandidateKey, Decision, Interval, Store, Trial
 
 STATUSES = frozenset(
     {
@@ -72,6 +72,8 @@ def results(
     ops: list[str | None] = [*dict.fromkeys(split("--op", op))] or [None]
     wanted = _statuses(status, trials=trials)
     hardware = None if device is None else device_of(device).hardware()
+    from tuning_db import Store
+
     with Store.open(db, create=False, migrate=False) as store, seldom_collecting():
         for name in ops:
             check_stored_op(name, store)

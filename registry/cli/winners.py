@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tuning_db import MissingDatabaseError, Store
+from tuning_db import MissingDatabaseError
 
 from ..errors import RegistryError
 from .display import text
@@ -93,6 +93,8 @@ def winners(
 
 def _decisions(db: str | None, device: Device) -> dict[str, Decision]:
     """The winners for the device's hardware that dispatch knows, from the database and shipped, by id."""
+    from tuning_db import Store
+
     from .. import shipped
     from ..dispatch.resolve.winners import REGIME
 

@@ -61,6 +61,7 @@ class BoundOp:
         self.plans = Plans(op, catalog, winners, mode)
         serves = lambda: torch_ops.serves(self)  # noqa: E731 - a method cannot be passed before its object is complete
         check = data_check(op) if checking else None
+        self.checked = check is not None
         self.miss = Miss(self.plans, forcing, follow, self.gradients, watch, mode, serves, check)
         self.table = self.miss.table
         self.may_retry = self.miss.may_retry

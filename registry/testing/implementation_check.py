@@ -48,8 +48,9 @@ def check_implementation(
     that two calls return, several runs bit by bit unless ``deterministic`` is False, and two threads at once. What was
     bound for the problem is then run, as a call of another size would, at a smaller, a larger and a size that is a
     multiple of 16 where the problem's is none, or none where it is one, along each dynamic dimension; where it is twice
-    as large, also columns of a wider tensor, and transposed tensors. What the implementation says it does not support
-    is skipped, with its reasons.
+    as large, also columns of a wider tensor, and transposed tensors. An implementation with code of its own for untuned
+    sizes, ``bind_untuned``, runs that there. What the implementation says it does not support is skipped, with its
+    reasons.
     """
     there = _device(implementation, device)
     notes = Notes(f"{implementation.name} of {op.name} on {there}")
@@ -182,7 +183,8 @@ def _faults_of_other_size(
     problem = op.pose(arguments, other.problem)
     yield from guarded(run_faults(home, inputs(other.home), 0))
     there = at_other_size(home, problem, arguments, device)
-    found = faults(there or build(op, candidate, problem, arguments, device))
+    # where a call of an untuned size runs other code than a tuned one, that is the code of another size
+    found = faults(there or build(op, candidate, problem, arguments, device, untuned=True))
     if (
         found
         and there is not None

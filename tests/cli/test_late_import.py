@@ -45,3 +45,21 @@ def test_commands_about_what_is_stored_import_no_torch(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", COMMANDS + ASKED_LATER, told], check=True, timeout=240, stdout=subprocess.DEVNULL
     )
+
+
+HELP = """
+import sys, kernel_registry
+for words in (["--help"], ["tune", "--help"], ["db", "upgrade", "--help"]):
+    sys.argv = ["registry", *words]
+    try:
+        kernel_registry.registry()
+    except SystemExit as ended:
+        assert not ended.code, (words, ended.code)
+print(*sorted({"torch", "sqlalchemy", "optuna", "numpy"} & sys.modules.keys()), file=sys.stderr)
+"""
+
+
+def test_help_imports_neither_torch_nor_the_database_nor_the_search() -> None:
+    ended = subprocess.run([sys.executable, "-c", HELP], check=True, timeout=60, capture_output=True, text=True)
+    assert ended.stdout.startswith("Usage: registry")
+    assert not ended.stderr.strip()

@@ -10,7 +10,7 @@ import torch
 
 from registry.dispatch.dispatcher import Dispatcher
 
-from ..dispatch.compiled.winners import generated, tuned
+from ..dispatch.compiled.winners import generated, tuned, without_comments
 from ..serving import serving
 
 if not torch.cuda.is_available():
@@ -31,6 +31,11 @@ def fresh() -> Any:
 
 def half(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def scale() -> torch.Tensor:
+    """A weight near one: a large exponent would show bfloat16's rounding of the norm."""
+    return 1 + 0.1 * half(1024)
 
 
 def winner(folder: Path, name: str) -> Dispatcher:
@@ -55,7 +60,7 @@ def test_plans_are_called_directly_and_resolved_once(tmp_path: Path, name: str) 
     dispatcher = winner(tmp_path, name)
     with serving(dispatcher), torch.no_grad():
         compiled = torch.compile(chain(dispatcher), fullgraph=True)
-        x, weight = half(64, 1024), half(1024)
+        x, weight = half(64, 1024), scale()
         y, (code,) = generated(compiled, x, weight)
         close(y.double(), expected(x, weight), atol=2e-2, rtol=2e-2)
         assert code.count("= call_site(") == 2
@@ -73,7 +78,7 @@ def test_an_unaligned_slice_of_a_larger_tensor(tmp_path: Path, name: str) -> Non
     dispatcher = winner(tmp_path, name)
     with serving(dispatcher), torch.no_grad():
         compiled = torch.compile(chain(dispatcher), fullgraph=True)
-        weight = half(1024)
+        weight = scale()
         for offset in (0, 1, 4, 0):
             x = half(64 * 1024 + 8)[offset : offset + 64 * 1024].view(64, 1024)
             close(compiled(x, weight).double(), expected(x, weight), atol=2e-2, rtol=2e-2)
@@ -83,20 +88,21 @@ def test_a_winner_by_torch_compile_is_inlined_and_fused(tmp_path: Path) -> None:
     dispatcher = winner(tmp_path, "torch.compile")
     with serving(dispatcher), torch.no_grad():
         compiled = torch.compile(chain(dispatcher), fullgraph=True)
-        x, weight = half(64, 1024), half(1024)
+        x, weight = half(64, 1024), scale()
         y, (code,) = generated(compiled, x, weight)
         close(y.double(), expected(x, weight), atol=2e-2, rtol=2e-2)
         assert "call_site" not in code
-        assert "kernel_registry.softmax.default(" not in code
+        assert "torch.ops.kernel_registry" not in without_comments(code)
         assert dispatcher.explain("softmax", x).calls == 0
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch captures nothing to get a memory pool
 @pytest.mark.parametrize("name", ["triton.row", "torch.compile"])
 def test_gradients_and_cuda_graphs(tmp_path: Path, name: str) -> None:
     dispatcher = winner(tmp_path, name)
     with serving(dispatcher):
         compiled = torch.compile(chain(dispatcher), fullgraph=True)
-        x, weight = half(64, 1024).requires_grad_(), half(1024).requires_grad_()
+        x, weight = half(64, 1024).requires_grad_(), scale().requires_grad_()
         seed = half(64, 1024)
         for _ in range(2):
             found = torch.autograd.grad(compiled(x, weight), (x, weight), seed)
@@ -106,7 +112,7 @@ def test_gradients_and_cuda_graphs(tmp_path: Path, name: str) -> None:
         with torch.no_grad():
             replayed = torch.compile(chain(dispatcher), fullgraph=True, mode="reduce-overhead")
             for _ in range(4):
-                x, weight = half(64, 1024), half(1024)
+                x, weight = half(64, 1024), scale()
                 torch.compiler.cudagraph_mark_step_begin()
                 close(replayed(x, weight).double(), expected(x, weight), atol=2e-2, rtol=2e-2)
 
@@ -115,7 +121,7 @@ def test_a_captured_graph_of_a_compiled_program_replays(tmp_path: Path) -> None:
     dispatcher = winner(tmp_path, "triton.row")
     with serving(dispatcher), torch.no_grad():
         compiled = torch.compile(chain(dispatcher), fullgraph=True)
-        x, weight = half(64, 1024), half(1024)
+        x, weight = half(64, 1024), scale()
         for _ in range(2):
             compiled(x, weight)
         graph = torch.cuda.CUDAGraph()

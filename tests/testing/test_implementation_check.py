@@ -109,6 +109,21 @@ def test_right_functional_code_passes_strided_too() -> None:
     }  # fmt: skip
 
 
+class WrongWhereUntuned(FunctionalSquare):
+    """Other code for sizes that nobody tuned, and that code is wrong."""
+
+    name = "test.untuned"
+
+    def bind_untuned(self, *_: object) -> Run:
+        return lambda outputs, arguments, scratch: arguments[0] * 1.5
+
+
+def test_the_code_of_untuned_sizes_is_checked_at_other_sizes() -> None:
+    lines = [line for line in failure(WrongWhereUntuned(torch.square)).splitlines() if "test.untuned" in line]
+    assert any(" after n=7" in line for line in lines)
+    assert all(" after " in line for line in lines if "n=" in line)
+
+
 class Rows(FunctionalSquare):
     """The softmax of rows."""
 

@@ -31,10 +31,10 @@ def test_sixteen_processes_open_one_cold_file_and_lose_nothing(
     tmp_path: Path, environment_variables: dict[str, str]
 ) -> None:
     path = tmp_path / "cold" / "tuning.db"
-    results = write_together(str(path), 16, 60, environment_variables)
+    results = write_together(str(path), 16, 20, environment_variables)
     assert sorted(results) == ["lost"] * 15 + ["won"]
     with Store.open(path, create=False) as store:
-        assert {trial.message for trial in store.trials()} == {f"{n}/{i}" for n in range(16) for i in range(60)}
+        assert {trial.message for trial in store.trials()} == {f"{n}/{i}" for n in range(16) for i in range(20)}
         counts = store.statistics()
         assert (counts.runs, counts.problems, counts.decisions, counts.winners) == (16, 1, 16, 1)
 

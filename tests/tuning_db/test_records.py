@@ -19,7 +19,7 @@ VALUES = st.one_of(
     st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False), st.text()
 )
 TREES = st.recursive(
-    VALUES | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
+    VALUES | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=4
 )
 
 

@@ -21,10 +21,14 @@ _SERVING = operators.SERVING
 
 
 class Callee(Protocol):
-    """The part of a BoundOp that call sites use; see ``registry.dispatch.bound_op``."""
+    """The part of a BoundOp that compiled calls use; see ``registry.dispatch.bound_op``.
+
+    ``checked``: the data of each call are checked. ``watchers``: while one is ``active``, each call is resolved.
+    """
 
     op: Op
     plans: Plans
+    checked: bool
     watchers: tuple[Any, Any]
     may_retry: Callable[[Exception, Resolved], bool]
 
@@ -89,7 +93,7 @@ def _settled(name: str, values: tuple[Any, ...]) -> _Settled | None:
     op, plans = callee.op, callee.plans
     generation = plans.generation
     forcing, watch = callee.watchers
-    if forcing.active or watch.active:
+    if callee.checked or forcing.active or watch.active:
         return None
     coerced = op.parsed.coerced(values)
     resolved = plans.recall(place_of(op.arguments(coerced)), None)

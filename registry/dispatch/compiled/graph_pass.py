@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import operator
+import uuid
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -21,6 +23,8 @@ from ..torch_side import operators
 from . import inductor_private
 from .call_site import Callee
 from .inlining import inline_winner
+
+_LOG = logging.getLogger(__name__)
 
 _SOURCES = tuple(sorted(map(str, Path(__file__).parent.glob("*.py"))))
 """The code that decides what is generated: torch's caches hold only as long as it stays."""
@@ -57,21 +61,25 @@ class CompiledCalls(CustomGraphPass):
                 name = operators.name_of(overload)
                 if name is None:
                     continue
-                callee: Callee = dispatcher.bound(name)
-                if overload is node.target and _reads_by_place(node) and inline_winner(node, callee.op, callee.plans):
-                    continue
-                _call_directly(overload, callee.op)
+                try:
+                    _mend(node, overload, dispatcher.bound(name))
+                except Exception as fault:  # of Inductor's private API, or of a plugin: the call stays opaque
+                    _LOG.debug("%s stays opaque in compiled code: %s", name, fault)
 
     def uuid(self) -> str:
         """A hash of all winners of the ops that were traced in this process, and of the settings that choose them."""
         dispatcher = _inlining_dispatcher()
         if dispatcher is None:
             return "kernel_registry: not inlined"
-        told = {name: identity_of(dispatcher.bound(name)) for name in sorted(self._with_backward(dispatcher))}
+        try:
+            told = {name: identity_of(dispatcher.bound(name)) for name in sorted(self._with_backward())}
+        except Exception as fault:  # of a plugin: nothing is to be found in a cache
+            _LOG.debug("compiled code is not cached: %s", fault)
+            return f"kernel_registry: {uuid.uuid4()}"
         code = get_hash_for_files(_SOURCES).hex()
         return f"kernel_registry: {hashlib.sha256(canonical_json([code, told]).encode()).hexdigest()}"
 
-    def _with_backward(self, dispatcher: Inlines) -> set[str]:
+    def _with_backward(self) -> set[str]:
         names = set(self._ops)
         for op in list(self._ops.values()):
             if op.backward is not None and op.backward.op is not None:
@@ -92,6 +100,16 @@ def _inlines() -> bool:
 def _overloads(node: Node) -> list[OpOverload[..., Any]]:
     """The operator that a node calls: its target, or the first argument of torch's operator for a mutating one."""
     return [one for one in (node.target, *node.args[:1]) if isinstance(one, OpOverload)]
+
+
+def _mend(node: Node, overload: OpOverload[..., Any], callee: Callee) -> None:
+    """Inline the winner of a call, or let Inductor generate a call of its plan."""
+    if callee.checked:
+        return
+    forcing, _ = callee.watchers
+    functional = overload is node.target and _reads_by_place(node)
+    if forcing.active or not (functional and inline_winner(node, callee.op, callee.plans)):
+        _call_directly(overload, callee.op)
 
 
 def _reads_by_place(node: Node) -> bool:
@@ -116,6 +134,8 @@ def identity_of(callee: Callee) -> Mapping[str, Any]:
     return {
         "version": op.version,
         "mode": plans.mode(),
+        "checked": callee.checked,
+        "forced": callee.watchers[0].active > 0,
         "implementations": sorted((one.name, one.fingerprint()) for one in plans.implementations),
         "winners": {text: _winners(op, plans.winners(device)) for text, device in hardware.items()},
     }

@@ -68,6 +68,8 @@ def _bound(node: Node, op: Op) -> list[Any]:
 
 def known_winner(op: Op, plans: Plans, values: tuple[Any, ...]) -> InductorImplementation | None:
     """The implementation that won exactly this problem, if torch.compile compiles it and it was not put aside."""
+    if plans.mode() == "reference":
+        return None
     arguments = op.arguments(values)
     problem = op.pose(arguments)
     device = Device.of(tensors_in(values)[0].device)

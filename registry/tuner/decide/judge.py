@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from ...student_t import t_quantile
 from .noise import Noise, Pair, Prior, same_decade
 from .spread import log_ratio, moderated, spread_of
-from .student_t import t_quantile
 
 BLOCKS = 3
 MOST_BLOCKS = 5

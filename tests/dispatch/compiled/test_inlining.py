@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from registry import Candidate
+from registry.dispatch.compiled.graph_pass import CompiledCalls
+from registry.dispatch.compiled.inlining import known_winner
 from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.resolve.candidates import place_of
 
 from ...serving import serving
 from ...tiers import THOROUGH
-from .winners import generated, tuned
+from .winners import generated, tuned, without_comments
 
 close = torch.testing.assert_close
 SIZES = {"rows": 4, "cols": 64, "dtype": "float32"}
@@ -49,8 +53,34 @@ def test_forward_and_backward_are_plain_torch_for_inductor_to_fuse(dispatcher: D
     assert dispatcher.explain("softmax", x.detach()).calls == 0
 
 
-def without_comments(code: str) -> str:
-    return "\n".join(line for line in code.splitlines() if not line.lstrip().startswith("#"))
+def test_modes_and_failures_that_keep_a_winner_out(dispatcher: Dispatcher) -> None:
+    bound, values = dispatcher.bound("softmax"), (torch.randn(4, 64), -1)
+    found = known_winner(bound.op, bound.plans, values)
+    assert found is not None
+    assert found.name == "torch.compile"
+    assert known_winner(bound.op, bound.plans, (torch.randn(5, 64), -1)) is None
+    place, candidate = place_of(bound.op.arguments(values)), Candidate(found, {})
+    with pytest.warns(match="it failed"):
+        bound.plans.failed(place, candidate, RuntimeError("it failed"), None, bound.plans.generation)
+    assert known_winner(bound.op, bound.plans, values) is None
+    dispatcher.configure(mode="reference")
+    assert known_winner(bound.op, bound.plans, values) is None
+    dispatcher.configure(mode="verified")
+    assert known_winner(bound.op, bound.plans, values) is found
+
+
+def test_the_identity_of_a_graph_follows_winners_and_settings(tmp_path: Path, dispatcher: Dispatcher) -> None:
+    seen = CompiledCalls()
+    told = [seen.uuid()]
+    seen.saw(dispatcher.catalog.op("softmax"))
+    told.append(seen.uuid())
+    assert seen.uuid() == told[-1]
+    for settings in ({"mode": "verified"}, {"inline": False}, {"inline": True, "database": tmp_path / "none.db"}):
+        dispatcher.configure(**settings)
+        told.append(seen.uuid())
+    with dispatcher.using(softmax="torch.native"):
+        told.append(seen.uuid())
+    assert len(set(told)) == len(told)
 
 
 @THOROUGH

@@ -68,3 +68,8 @@ def generated(function: Callable[..., Any], *args: Any) -> tuple[Any, list[str]]
     with config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
         result: tuple[Any, list[str]] = run_and_get_code(function, *args)
     return result
+
+
+def without_comments(code: str) -> str:
+    """Generated code without its comments, which name what a line was made from."""
+    return "\n".join(line for line in code.splitlines() if not line.lstrip().startswith("#"))

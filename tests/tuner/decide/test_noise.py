@@ -7,8 +7,8 @@ import math
 
 import pytest
 
+from registry.student_t import t_quantile
 from registry.tuner.decide.noise import Noise, Pair
-from registry.tuner.decide.student_t import t_quantile
 
 
 @pytest.mark.parametrize(

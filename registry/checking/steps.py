@@ -1,0 +1,138 @@
+"""The checks themselves, which run in a child process; each returns outcomes without names and seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..backends import InductorImplementation, TritonImplementation
+from ..contract import Op
+from ..device import Device
+from ..discovery.catalog import Catalog
+from ..errors import CheckError, RegistryError, in_a_line
+from ..implementation import Implementation
+from ..problem import Problem, Value
+from ..testing import check_implementation, check_op
+from ..tuner.planning.compiling import CompiledVariant, compile_plans
+from ..tuner.planning.problems import plan
+from .outcomes import Verdict
+from .target import catalog_with_plugin, opened
+
+INTERPRETED_BYTES = 4096
+"""The most bytes that a problem in Triton's interpreter moves, which takes milliseconds for each program."""
+
+_NOTHING = ["nothing was checked"]
+
+
+class Found(NamedTuple):
+    """What one check has found: its verdict, the reason, and details as plain data."""
+
+    verdict: Verdict
+    reason: str = ""
+    details: Mapping[str, Any] = {}
+    subject: str = ""
+
+
+def inventory(target: str) -> Found:
+    """Load the plugin; ``details`` name its ops and implementations, and what the other checks must know of them."""
+    try:
+        catalog, report = opened(target)
+    except RegistryError as fault:
+        return Found("failed", f"{fault.message}{fault.hint and f' ({fault.hint})'}")
+    listed = [_listed(catalog, *entry.split("/", 1)) for entry in report.implementations]
+    details = {"plugin": report.name, "ops": list(report.ops), "implementations": listed}
+    if report.blocked:
+        return Found("failed", "the environment forbids its import, see KERNEL_REGISTRY_PLUGINS and _BLOCK", details)
+    inactive = f"it implements {', '.join(report.inactive)}, which no plugin defines" if report.inactive else ""
+    faults = "; ".join(filter(None, (report.fault, inactive)))
+    if not faults and not report.ops and not listed:
+        faults = "it brings no op and no implementation"
+    return Found("failed" if faults else "passed", faults, details)
+
+
+def _listed(catalog: Catalog, op: str, name: str) -> dict[str, Any]:
+    found = catalog.implementation(op, name)
+    compiles = found.compiles_anywhere and not isinstance(found, InductorImplementation)
+    return {
+        "op": op,
+        "name": name,
+        "devices": sorted(found.device_types),
+        "triton": isinstance(found, TritonImplementation),
+        "compiles": compiles,
+    }
+
+
+def contract(target: str, op: str) -> Found:
+    """Check the contract of an op by ``registry.testing.check_op``."""
+    catalog = catalog_with_plugin(target)
+    return checked(lambda: check_op(catalog.op(op)))
+
+
+def numerics(target: str, op: str, name: str, device: str, interpreted: bool) -> Found:
+    """Check an implementation on the op's examples; in Triton's interpreter on the small ones."""
+    catalog = catalog_with_plugin(target)
+    contract_, implementation = catalog.op(op), catalog.implementation(op, name)
+    problems = _small(contract_) if interpreted else None
+    return checked(lambda: check_implementation(implementation, contract_, problems=problems, device=device))
+
+
+def _small(op: Op) -> list[Mapping[str, Value]]:
+    """The examples that move few bytes; if all move more, the one that moves least."""
+    sized = sorted(((op.floor(op.problem_of(dims)).bytes, number) for number, dims in enumerate(op.examples)))
+    kept = [number for size, number in sized if size <= INTERPRETED_BYTES] or [number for _, number in sized[:1]]
+    return [op.examples[number] for number in kept]
+
+
+def checked(check: Callable[[], Any]) -> Found:
+    """The finding of a check of ``registry.testing``; skipped if the implementation refuses every problem."""
+    try:
+        report = check()
+    except CheckError as fault:
+        lines = str(fault).splitlines()[1:]
+        failures = [line.strip().removeprefix("failed: ") for line in lines if not line.startswith("  skipped: ")]
+        refused = [line.removeprefix("  skipped: ") for line in lines if line.startswith("  skipped: ")]
+        if failures == _NOTHING and refused:
+            return Found("skipped", "\n".join(refused))
+        return Found("failed", "\n".join(failures))
+    return Found("passed", "", {"checked": len(report.checked), "refused": list(report.skipped)})
+
+
+def compiled(target: str, op: str, name: str, architecture: str) -> Found:
+    """Compile the default configuration of each example of the op for an architecture; ``""`` is this host."""
+    catalog = catalog_with_plugin(target)
+    contract_, implementation = catalog.op(op), catalog.implementation(op, name)
+    device = Device.without_hardware(architecture) if architecture else Device.of("cpu")
+    problems = [contract_.problem_of(dims) for dims in contract_.examples]
+
+    def takes(one: Implementation, _: Device) -> bool:
+        return one is implementation
+
+    report = compile_plans(plan(problems, catalog, device, [name]), takes, every_config=False)
+    faults = [f"{_shown(problems, each)}: {each.fault}" for each in report.variants if each.fault]
+    details = {"variants": [_resources(each) for each in report.variants if not each.fault]}
+    if faults:
+        return Found("failed", "\n".join(faults), details)
+    if not report.variants:
+        return Found("skipped", "\n".join(sorted({each.reason for each in report.omitted})))
+    return Found("passed", "", details)
+
+
+def _shown(problems: Sequence[Problem], variant: CompiledVariant) -> str:
+    return str((variant.problems or problems)[0])
+
+
+def _resources(variant: CompiledVariant) -> dict[str, Any]:
+    return {
+        "kernel": variant.kernel, "config": dict(variant.config), **variant.resources, "occupancy": variant.occupancy,
+        "problem": dict(variant.problems[0].dims), "problems": len(variant.problems),
+    }  # fmt: skip
+
+
+def guarded(step: Callable[..., Found], arguments: Mapping[str, Any]) -> Found:
+    """What ``step`` finds; an exception of it is a failure of the plugin, whose code it runs."""
+    try:
+        return step(**arguments)
+    except RegistryError as fault:
+        return Found("failed", f"{fault.message}{fault.hint and f' ({fault.hint})'}")
+    except Exception as fault:
+        return Found("failed", in_a_line(fault))
