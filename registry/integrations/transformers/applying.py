@@ -15,6 +15,7 @@ from .forwards.gated_mlps import gate_and_up, replace_gated
 from .forwards.gelus import replace_gelu
 from .forwards.linears import AnyLinear, DenseMember, LinearForward, LinearGroup, PackedMember
 from .forwards.norms import replace_norm
+from .forwards.rotary import replace_rotary
 from .losses import causal_lm_loss
 from .quantization.experts import expert_modules
 from .quantizing import format_of, pack_linears
@@ -38,7 +39,7 @@ def apply(
     symmetric: bool = False,
     lm_head: bool = False,
 ) -> ApplyReport:
-    """Let a transformers model's norms, linear layers, MLPs, attention and loss run by the registry, in place.
+    """Let a transformers model's norms, linear layers, MLPs, rotary positions, attention and loss run by ops, in place.
 
     quantize     pack the weights of its linear layers: "int4" for 4 bits, with one scale for ``group_size`` of a row;
                  "fp8" for float8 weights and activations, with a scale for each row of both. The weights in full
@@ -64,6 +65,7 @@ def apply(
         if not isinstance(module, Swapped):
             told = replace_experts(module)
             report.leave(f"experts: {told}", name) if told else report.add("experts", name)
+    _replace_rotary(model, report)
     _replace_attention(model, report)
     _replace_loss(model, report)
     return report
@@ -121,6 +123,14 @@ def _replace(module: torch.nn.Module, name: str, report: ApplyReport) -> None:
             report.add("linear", name)
         else:
             report.leave(f"linear: its weight is a {type(module.weight.data).__name__}", name)
+
+
+def _replace_rotary(model: torch.nn.Module, report: ApplyReport) -> None:
+    like = next((one for one in model.parameters() if one.dtype.is_floating_point), None)
+    for name, module in list(model.named_modules()):
+        told = None if like is None or isinstance(module, Swapped) else replace_rotary(module, like)
+        if told is not None:
+            report.leave(f"rotary positions: {told}", name) if told else report.add("rotary positions", name)
 
 
 def _groups(module: torch.nn.Module) -> Iterator[tuple[list[AnyLinear], tuple[str, ...]]]:

@@ -1,0 +1,107 @@
+"""Rotary positions of queries and keys by rotary_embedding.
+
+Attention of transformers' models calls a function of their own file, ``apply_rotary_pos_emb``, with the cosines and
+sines that a module of the model has computed once for all layers. That module is swapped: its cosines then carry the
+op's table. The function is replaced in its file, for all models of that class, by one that runs the op where cosines
+carry a table, and itself elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from ....api import call
+from ..proofs import disagreement
+from ..swapping import Swapped, swap, unswap
+
+_FUNCTION = "apply_rotary_pos_emb"
+_TABLE = "registry_table"
+
+QkRotation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+class RotaryForward(Swapped):
+    """The module's own cosines and sines; without gradients the cosines carry positions and the table of the op.
+
+    Under torch.compile they do not: Inductor fuses the rotation with what stands around it.
+    """
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = super().forward(x, *args, **kwargs)
+        if not is_dynamo_compiling() and not torch.is_grad_enabled():
+            setattr(cos, _TABLE, _table(cos, sin, x.shape[0]))
+        return cos, sin
+
+
+def replace_rotary(module: torch.nn.Module, like: torch.Tensor) -> str | None:
+    """Replace a rotary module's forward and the function of its file that rotates by it.
+
+    ``like`` has the dtype and the device of the model's activations. Returns why not, "" if it is replaced, and None
+    for another module.
+    """
+    frequencies = [buffer for name, buffer in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
+    file = sys.modules.get(type(module).__module__)
+    own: QkRotation | None = getattr(file, _FUNCTION, None)
+    if not frequencies or own is None:
+        return None
+    others = sorted(name for name in vars(file) if name.startswith("apply_rotary_") and name != _FUNCTION)
+    if others:
+        return f"its file has several rotations: {', '.join(others)}"
+    rotation = own if hasattr(own, "registry_own") else _by_table(own)
+    plain: QkRotation = getattr(own, "registry_own", own)
+    swap(module, RotaryForward)
+    for layer_type in getattr(module, "layer_types", (None,)):
+        given = {} if layer_type is None else {"layer_type": layer_type}
+        cols = 6 * frequencies[0].numel()
+        told = disagreement(_rotated(module, plain, given), _rotated(module, rotation, given), cols, like)
+        if told:
+            unswap(module)
+            return told
+    setattr(file, _FUNCTION, rotation)
+    return ""
+
+
+def _rotated(module: torch.nn.Module, function: QkRotation, given: dict[str, Any]) -> Callable[..., torch.Tensor]:
+    """The rotation as a function of [batch, seq, 3 * head_dim], two heads of queries and one of keys."""
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) + 1
+        heads = x.unflatten(-1, (3, -1)).transpose(1, 2)
+        return torch.cat(function(heads[:, :2], heads[:, 2:], *module(x, positions, **given)), 1)
+
+    return rotated
+
+
+def _by_table(own: QkRotation) -> QkRotation:
+    """The op where cosines carry its table, and ``own`` elsewhere. Queries and keys themselves are not changed."""
+
+    @functools.wraps(own)
+    def rotate(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        held = None if is_dynamo_compiling() or torch.is_grad_enabled() else getattr(cos, _TABLE, None)
+        if held is None or args or kwargs or not q.dtype is k.dtype is cos.dtype or q.shape[-1] != cos.shape[-1]:
+            return own(q, k, cos, sin, *args, **kwargs)
+        positions, table = held
+        # copies: a model may use the same keys as values, and hooks what q_proj returned
+        query, key = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (q, k))
+        call("rotary_embedding", positions, query, key, q.shape[-1], table, True)
+        return query.transpose(1, 2), key.transpose(1, 2)
+
+    rotate.registry_own = own  # type: ignore[attr-defined]
+    return rotate
+
+
+def _table(cos: torch.Tensor, sin: torch.Tensor, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions [batch, seq] and the table of ``rotary_embedding`` with a row for each of them."""
+    count, seq, width = cos.shape
+    half = width // 2
+    table = torch.cat((cos[..., :half], sin[..., :half]), -1).view(-1, width)
+    positions = torch.arange(count * seq, device=cos.device).view(count, seq)
+    return (positions if count == batch else positions.repeat(batch, 1)), table

@@ -1,0 +1,78 @@
+"""An applied model in several processes: DDP, FSDP2 and tensor-parallel plans train as the plain model does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from registry.integrations.transformers import apply
+
+from .tiny_models import prompt, tiny
+
+_RANKS = 2
+_WAYS = ("ddp", "fsdp2", "tensor_parallel")
+
+
+def wrapped(model: Any, way: str) -> Any:
+    """The model, spread over all ranks in one of ``_WAYS``."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    if way == "ddp":
+        return torch.nn.parallel.DistributedDataParallel(model)
+    mesh = init_device_mesh("cpu", (_RANKS,))
+    for layer in model.model.layers:
+        if way == "fsdp2":
+            fully_shard(layer, mesh=mesh)
+        else:
+            # two heads of queries and one of keys and values to each rank
+            cols = dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ColwiseParallel())
+            cols |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), ColwiseParallel())
+            rows = dict.fromkeys(("self_attn.o_proj", "mlp.down_proj"), RowwiseParallel())
+            parallelize_module(layer, mesh, {**cols, **rows})
+    return fully_shard(model, mesh=mesh) if way == "fsdp2" else model
+
+
+def losses(model: Any) -> list[float]:
+    """The losses of three steps of training, and one without gradients."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    found = []
+    for _ in range(3):
+        loss = model(prompt(), labels=prompt(), use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(loss.detach()))
+    with torch.no_grad():
+        found.append(float(model(prompt(), labels=prompt(), use_cache=False).loss))
+    return found
+
+
+def _rank(rank: int, way: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ["KERNEL_REGISTRY_DB"] = f"{folder}/{rank}.db"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=_RANKS)
+    try:
+        applied = tiny("llama")
+        apply(applied)
+        found = losses(wrapped(applied, way))
+    finally:
+        dist.destroy_process_group()
+    torch.save(found, f"{folder}/losses{rank}")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("way", _WAYS)
+def test_ranks_train_as_one_plain_model_does(way: str, tmp_path: Path) -> None:
+    spawn(_rank, (way, str(tmp_path)), nprocs=_RANKS)
+    expected = losses(tiny("llama"))
+    assert expected[0] - expected[2] > 0.01
+    for rank in range(_RANKS):
+        assert torch.load(tmp_path / f"losses{rank}") == pytest.approx(expected, abs=2e-4)

@@ -1,0 +1,90 @@
+"""Rotary positions by the op in applied models, and by transformers' own function in all others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.llama import modeling_llama
+
+from registry.integrations.transformers import apply, restore
+from registry.integrations.transformers.forwards import rotary
+
+from .tiny_models import prompt, tiny
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of ops that rotations call, as they come."""
+    seen: list[str] = []
+    real: Any = vars(rotary)["call"]
+
+    def noted(op: str, *arguments: Any) -> Any:
+        seen.append(op)
+        return real(op, *arguments)
+
+    monkeypatch.setattr(rotary, "call", noted)
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", modeling_llama.apply_rotary_pos_emb)
+    return seen
+
+
+def test_an_applied_model_calls_the_op_once_a_layer_and_other_models_never(calls: list[str]) -> None:
+    plain, applied = tiny("llama"), tiny("llama")
+    assert apply(applied).replaced["rotary positions"] == ["model.rotary_emb"]
+    calls.clear()
+    with torch.no_grad():
+        own = plain(prompt()).logits
+        assert calls == []
+        torch.testing.assert_close(applied(prompt()).logits, own, atol=1e-5, rtol=1e-4)
+        assert calls == ["rotary_embedding"] * 2
+    restore(applied)
+    with torch.no_grad():
+        assert torch.equal(applied(prompt()).logits, own)
+    assert len(calls) == 2
+
+
+def test_with_gradients_and_under_autocast_the_models_own_function_rotates(calls: list[str]) -> None:
+    model = tiny("llama")
+    apply(model)
+    calls.clear()
+    model(prompt())
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(prompt())
+    assert calls == []
+
+
+def test_positions_of_each_sequence_and_of_all_rotate_alike(calls: list[str]) -> None:
+    plain, applied = tiny("llama"), tiny("llama")
+    apply(applied)
+    for positions in (torch.arange(11)[None] + 3, torch.stack((torch.arange(11), torch.arange(11) * 2))):
+        with torch.no_grad():
+            own, other = (model(prompt(), position_ids=positions).logits for model in (plain, applied))
+        torch.testing.assert_close(other, own, atol=1e-5, rtol=1e-4)
+    assert "rotary_embedding" in calls
+
+
+def test_what_a_projection_returned_is_not_rotated_in_place(calls: list[str]) -> None:
+    plain, applied = tiny("llama"), tiny("llama")
+    apply(applied)
+    found: list[torch.Tensor] = []
+    for model in (plain, applied):
+        model.model.layers[0].self_attn.k_proj.register_forward_hook(lambda _, __, output: found.append(output))
+        with torch.no_grad():
+            model(prompt())
+    assert "rotary_embedding" in calls
+    torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-4)
+
+
+def test_another_rotation_stays_with_the_reason(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    own = modeling_llama.apply_rotary_pos_emb
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, cos, sin: own(q, k, cos, -sin))
+    model = tiny("llama")
+    with torch.no_grad():
+        before = model(prompt()).logits
+        report = apply(model)
+        torch.testing.assert_close(model(prompt()).logits, before, atol=1e-5, rtol=1e-4)
+    (reason,) = (reason for reason, names in report.left.items() if names == ["model.rotary_emb"])
+    assert reason.startswith("rotary positions: it computes something else: an error of")
+    (reason,) = (reason for reason in apply(tiny("deepseek_v3")).left if "rotary" in reason)
+    assert reason == "rotary positions: its file has several rotations: apply_rotary_pos_emb_interleave"
