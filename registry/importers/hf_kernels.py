@@ -108,7 +108,7 @@ def package_of(text: str, sha256: str = "") -> KernelPackage:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as fault:
-        raise UnsupportedError("huggingface_hub is not installed (pip install huggingface_hub)") from fault
+        raise UnsupportedError("huggingface_hub is not installed (pip install kernel-registry[kernels])") from fault
     try:
         found = snapshot_download(repository, revision=revision)
     except Exception as fault:  # network, permission and repository faults of many kinds
