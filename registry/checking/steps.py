@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..backends import InductorImplementation, TritonImplementation
+from ..backends import InductorImplementation
 from ..contract import Op
 from ..device import Device
 from ..discovery.catalog import Catalog
@@ -36,6 +37,12 @@ class CheckFinding(NamedTuple):
     subject: str = ""
 
 
+def _is_triton(implementation: Implementation) -> bool:
+    """Whether an implementation is a TritonImplementation, without an import of Triton, which may not be installed."""
+    triton = sys.modules.get("registry.backends.triton")
+    return triton is not None and isinstance(implementation, triton.TritonImplementation)
+
+
 def inventory(target: str) -> CheckFinding:
     """Load the plugin; ``details`` name its ops and implementations, and what the other checks must know of them."""
     try:
@@ -63,7 +70,7 @@ def _listed(catalog: Catalog, op: str, name: str) -> dict[str, Any]:
         "op": op,
         "name": name,
         "devices": sorted(found.device_types),
-        "triton": isinstance(found, TritonImplementation),
+        "triton": _is_triton(found),
         "compiles": compiles,
     }
 
