@@ -62,10 +62,14 @@ def call_site(name: str) -> Callable[..., Any]:
     def call(*values: Any) -> Any:
         nonlocal settled, unsettled
         known = settled
-        if (
+        holds = (
             known is not None
             and known.generation == known.failures.generation
             and known.dispatcher is _SERVING.dispatcher
+        )
+        if (
+            holds
+            and known is not None
             and not (known.forcing.active or known.watch.active or profiler._is_profiler_enabled or dispatch_modes())
             and (not known.conditions or all(condition(*values) for condition in known.conditions))
         ):
@@ -80,11 +84,12 @@ def call_site(name: str) -> Callable[..., Any]:
                 return outputs
         # before the call, which may change the arguments that it writes to
         outputs = operators.overload_of(name)(*values)
-        unsettled += 1
-        # ever more seldom, where no plan is kept for the call: to look for one takes longer than the call
-        if unsettled & (unsettled - 1) == 0:
-            settled = _settled(name, values)
-            unsettled = 0 if settled else unsettled
+        if not holds:
+            unsettled += 1
+            # ever more seldom, where no plan is kept for the call: to look for one takes longer than the call
+            if unsettled & (unsettled - 1) == 0:
+                settled = _settled(name, values)
+                unsettled = 0 if settled else unsettled
         return outputs
 
     return call
