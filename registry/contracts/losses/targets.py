@@ -42,12 +42,24 @@ class Targets:
     @classmethod
     def of(cls, logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int) -> Targets:
         """The targets of ``logits`` [rows, cols]."""
+        return cls.among(logits.shape[-1], target, ignore_index, accumulator(logits), weight)
+
+    @classmethod
+    def among(
+        cls,
+        cols: int,
+        target: torch.Tensor,
+        ignore_index: int,
+        dtype: torch.dtype,
+        weight: torch.Tensor | None = None,
+    ) -> Targets:
+        """Targets among ``cols`` classes; ``gain`` has the ``dtype``."""
         kept = target != ignore_index
-        inside = (target >= 0) & (target < logits.shape[-1])
+        inside = (target >= 0) & (target < cols)
         counts = kept & inside
         place = torch.where(counts, target, 0)
-        of_class = logits.new_ones(target.shape) if weight is None else weight[place]
-        return cls(kept, inside, place, of_class.to(accumulator(logits)).masked_fill(~counts, 0.0))
+        of_class = torch.ones_like(target, dtype=dtype) if weight is None else weight[place].to(dtype)
+        return cls(kept, inside, place, of_class.masked_fill(~counts, 0.0))
 
 
 def check_smoothing(op: str, label_smoothing: float) -> None:
@@ -68,7 +80,7 @@ def loss_problem(arguments: Arguments) -> Mapping[str, Value]:
             hint="of [batch, seq, vocabulary] make rows: logits.flatten(0, -2), target.flatten()."
             " torch's [batch, classes, ...] is logits.movedim(1, -1).flatten(0, -2)",
         )
-    _check_target(op, logits, target)
+    check_target(op, ("logits", logits), target)
     if arguments["weight"] is not None:
         _check_weight(op, logits, float_tensor(arguments, "weight"))
     rows, cols = logits.shape
@@ -81,18 +93,20 @@ def loss_problem(arguments: Arguments) -> Mapping[str, Value]:
     }
 
 
-def _check_target(op: str, logits: TensorSpec, target: TensorSpec) -> None:
+def check_target(op: str, of: tuple[str, TensorSpec], target: TensorSpec) -> None:
+    """Raise InvalidArgumentError unless ``target`` is int64 with one class for each row of the tensor ``of``."""
+    name, spec = of
     if target.dtype != torch.int64:
         floating = target.dtype.is_floating_point
         raise InvalidArgumentError(
             f"{op}: target is {dtype_name(target.dtype)}, expected int64, a class for each row",
             hint="of probabilities take torch.nn.functional.cross_entropy" if floating else "target.long()",
         )
-    if target.shape != logits.shape[:1]:
+    if target.shape != spec.shape[:1]:
         raise InvalidArgumentError(
-            f"{op}: target has shape {shape_text(target.shape)} but logits has {logits.shape[0]} rows"
-            f" (shape {shape_text(logits.shape)})",
-            hint=f"expected a target of shape {logits.shape[0]}, e.g. target.flatten()",
+            f"{op}: target has shape {shape_text(target.shape)} but {name} has {spec.shape[0]} rows"
+            f" (shape {shape_text(spec.shape)})",
+            hint=f"expected a target of shape {spec.shape[0]}, e.g. target.flatten()",
         )
 
 
