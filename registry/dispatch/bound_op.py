@@ -20,6 +20,7 @@ from .explain import Explanation, explained
 from .forcing import Forcing
 from .hit.hot_path import Around, hot_path
 from .hit.packed_form import check_form
+from .hit.table import Entry
 from .miss import Miss
 from .mode import Mode
 from .recording import recorder
@@ -82,6 +83,10 @@ class BoundOp:
     @property
     def misses(self) -> int:
         return self.miss.count
+
+    def kept(self, values: tuple[Any, ...]) -> Entry | None:
+        """The table entry that answers a call of the schema's values in order; None without one."""
+        return self.miss.entries.known(self.table, values)
 
     def explain(self, *args: Any, **attributes: Any) -> Explanation:
         """Explain what ``call`` runs with these arguments, and why. Builds that plan; launches nothing."""

@@ -22,7 +22,8 @@ def new_profiler() -> profile:
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
-    return profile(activities=activities, experimental_config=_all_threads())
+    # else torch warns, when it is asked for the events
+    return profile(activities=activities, experimental_config=_all_threads(), acc_events=True)
 
 
 def begin() -> None:

@@ -34,10 +34,22 @@ COMMANDS = {
     "import": ["none.jsonl", "--db", "tuning.db"],
     "db": ["upgrade", "--db", "tuning.db"],
     "new": ["op", "acme::thing", "--folder", "made"],
+    "check": ["none.py"],
+    "compare": ["tuning.db", "tuning.db"],
+    "scaffold": ["--op", "acme::thing", "--from", "reference", "--function", "none.py"],
+    "race": ["none.py", "--op", "square", "--shapes", "shapes.yaml"],
+    "import-kernel": ["none.py", "--op", "square", "--out", "made.py"],
 }
 """Words after each command, of what costs it the least."""
 
-REFUSED = {"dashboard": "nothing.db", "import": "none.jsonl"}
+REFUSED = {
+    "dashboard": "nothing.db",
+    "import": "none.jsonl",
+    "check": "none.py",
+    "scaffold": "none.py",
+    "race": "none.py",
+    "import-kernel": "none.py",
+}
 """Commands that are given what is not there, and the name that they then tell."""
 
 

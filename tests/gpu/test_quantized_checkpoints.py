@@ -20,6 +20,12 @@ from registry.nn import PackedLinear
 from ..integrations.transformers.quantization.checkpoints_written import awq, compressed_tensors, gptq, llama
 from ..integrations.transformers.quantization.test_experts import mixtral
 
+pytestmark = [
+    # torch's own, about float32 products of a model's rotary table, and about a part of a program without kernels
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
+]
+
 IDS = torch.arange(1, 17).unsqueeze(0)
 
 
@@ -59,9 +65,13 @@ def test_weights_are_packed_on_the_gpu_one_by_one(plain: Path, bits: int) -> Non
     dense_model = AutoModelForCausalLM.from_pretrained(
         plain, quantization_config=config, device_map={"": 0}
     ).dequantize()
+    exact = on_cpu.dequantize().float()
     with torch.no_grad():
-        logits, wanted = (each(IDS.cuda()).logits.double() for each in (model, dense_model))
-    assert (logits - wanted).square().mean().sqrt() < 0.05 * wanted.square().mean().sqrt()
+        logits, dense = (each(IDS.cuda()).logits.double().cpu() for each in (model, dense_model))
+        right = exact(IDS).logits.double()
+    own, others = ((each - right).square().mean().sqrt() for each in (logits, dense))
+    # sixteen layers in bfloat16 err by some percent, packed or not
+    assert own < 1.5 * others + 0.01 * right.square().mean().sqrt()
 
 
 def test_a_packed_model_generates_compiled_with_cuda_graphs(plain: Path, tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tuning_db import ExchangeError, Store
-
 from ...errors import RegistryError, UnknownNameError
 from ..collecting import seldom_collecting
 from ..display import text
@@ -22,6 +20,8 @@ from ..display.table import Column, print_problems
 from ..options import Json, SeveralOps, split
 
 if TYPE_CHECKING:
+    from tuning_db import Store
+
     from ...report.comparison import TimedWinner, WinnerChange, WinnersComparison
 
 _DATED = re.compile(r"(?P<where>.+)@(?P<when>\d{4}-\d{2}-\d{2}(?:[T ][0-9:.]+(?:Z|[+-]\d{2}:?\d{2})?)?)", re.DOTALL)
@@ -102,12 +102,13 @@ def _instant(told: str) -> datetime:
 @contextmanager
 def _opened(where: str) -> Iterator[Store]:
     """A store of a database, or of an export, which is imported into a database of its own for that."""
+    from tuning_db import ExchangeError, Store
+    from tuning_db.exchange import lines
+
     if not _is_export(where):
         with Store.open(where, create=False, migrate=False) as store:
             yield store
         return
-    from tuning_db.exchange import lines
-
     with tempfile.TemporaryDirectory(prefix="registry-compare-") as folder, Store.open(Path(folder) / "x.db") as store:
         try:
             with Path(where).open(encoding="utf-8") as stream:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from ...contract import Op
 from ..hit.guards import Condition
+from ..hit.table import Entry
 from ..resolve.candidates import Plans, place_of
 from ..resolve.resolved import Resolved
 from ..torch_side import operators
@@ -31,6 +32,7 @@ class Callee(Protocol):
     checked: bool
     watchers: tuple[Any, Any]
     may_retry: Callable[[Exception, Resolved], bool]
+    kept: Callable[[tuple[Any, ...]], Entry | None]
 
 
 class _Settled(NamedTuple):
@@ -55,14 +57,19 @@ def call_site(name: str) -> Callable[..., Any]:
     plan does not accept, e.g. because they are not aligned as those of the first call.
     """
     settled: _Settled | None = None
+    unsettled = 0
 
     def call(*values: Any) -> Any:
-        nonlocal settled
+        nonlocal settled, unsettled
         known = settled
-        if (
+        holds = (
             known is not None
             and known.generation == known.failures.generation
             and known.dispatcher is _SERVING.dispatcher
+        )
+        if (
+            holds
+            and known is not None
             and not (known.forcing.active or known.watch.active or profiler._is_profiler_enabled or dispatch_modes())
             and (not known.conditions or all(condition(*values) for condition in known.conditions))
         ):
@@ -77,7 +84,12 @@ def call_site(name: str) -> Callable[..., Any]:
                 return outputs
         # before the call, which may change the arguments that it writes to
         outputs = operators.overload_of(name)(*values)
-        settled = _settled(name, values)
+        if not holds:
+            unsettled += 1
+            # ever more seldom, where no plan is kept for the call: to look for one takes longer than the call
+            if unsettled & (unsettled - 1) == 0:
+                settled = _settled(name, values)
+                unsettled = 0 if settled else unsettled
         return outputs
 
     return call
@@ -95,11 +107,16 @@ def _settled(name: str, values: tuple[Any, ...]) -> _Settled | None:
     forcing, watch = callee.watchers
     if callee.checked or forcing.active or watch.active:
         return None
-    coerced = op.parsed.coerced(values)
-    resolved = plans.recall(place_of(op.arguments(coerced)), None)
-    if resolved is None or resolved.plan is None or resolved.makeshift or resolved.plain_torch:
+    entry = callee.kept(values)
+    if entry is not None:
+        run, resolved = entry.run, entry.resolved
+    else:
+        resolved = plans.recall(place_of(op.arguments(op.parsed.coerced(values))), None)
+        if resolved is None:
+            return None
+        run = counting_writes(resolved.run, op.parsed) if op.parsed.mutates else resolved.run
+    if resolved.plan is None or resolved.makeshift or resolved.plain_torch:
         return None
-    run = counting_writes(resolved.run, op.parsed) if op.parsed.mutates else resolved.run
     return _Settled(
         run,
         resolved,

@@ -11,6 +11,7 @@ import torch
 from registry import InvalidArgumentError
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.torch_side import operators
 
 from ...serving import serving
 from ...tiers import THOROUGH
@@ -74,6 +75,30 @@ def test_one_program_follows_everything_that_changes_the_choice(dispatcher: Disp
     dispatcher.configure(mode="tuned")
     compiled(x)
     assert len(first.shapes) == seen + 1
+
+
+def test_another_size_of_an_earlier_call_is_resolved_once_too(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that differ from earlier ones in sizes alone are answered without the steps of a miss."""
+
+    class AnySize(Seen):
+        any_size = True
+
+    made = AnySize("softmax", dispatcher.catalog.op("softmax").reference, "a.any_size")
+    dispatcher.register(made)
+    for rows in (3, 5, 7):
+        dispatcher.call("softmax", torch.randn(rows, 8))
+    compiled = torch.compile(lambda t: dispatcher.call("softmax", t), fullgraph=True, dynamic=False)
+    for _ in range(2):
+        compiled(torch.randn(9, 8))
+    asked = []
+    overload_of = operators.overload_of
+    monkeypatch.setattr(operators, "overload_of", lambda name: asked.append(name) or overload_of(name))
+    x = torch.randn(9, 8)
+    for _ in range(3):
+        close(compiled(x), torch.softmax(x, -1))
+    assert asked == []
 
 
 def test_a_plan_that_fails_is_put_aside_and_the_next_one_answers(dispatcher: Dispatcher, add: Any) -> None:

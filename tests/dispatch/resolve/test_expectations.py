@@ -253,7 +253,7 @@ def test_a_captured_reference_is_told_once_with_the_remedy(
     assert len(warned) == 1
 
 
-BETWEEN = [(24, "cuda.mma"), *((m, "cuda.wgmma") for m in (40, 80, 192, 384, 768)), (3000, "triton.dequantized")]
+BETWEEN = [*((m, "cuda.wgmma") for m in (24, 40, 80, 192, 384, 768)), (3000, "triton.dequantized")]
 
 
 @pytest.mark.parametrize(("m", "expected"), BETWEEN)

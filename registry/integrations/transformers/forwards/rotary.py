@@ -27,7 +27,7 @@ QkRotation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class RotaryForward(Swapped):
-    """The module's own cosines and sines; without gradients the cosines carry positions and the table of the op.
+    """The module's own cosines and sines; without gradients the cosines carry positions, the op's table and the sines.
 
     Under torch.compile they do not: Inductor fuses the rotation with what stands around it.
     """
@@ -35,7 +35,7 @@ class RotaryForward(Swapped):
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = super().forward(x, *args, **kwargs)
         if not is_dynamo_compiling() and not torch.is_grad_enabled():
-            setattr(cos, _TABLE, _table(cos, sin, x.shape[0]))
+            setattr(cos, _TABLE, (*_table(cos, sin, x.shape[0]), sin))
         return cos, sin
 
 
@@ -88,7 +88,9 @@ def _by_table(own: QkRotation) -> QkRotation:
         held = None if is_dynamo_compiling() or torch.is_grad_enabled() else getattr(cos, _TABLE, None)
         if held is None or args or kwargs or not q.dtype is k.dtype is cos.dtype or q.shape[-1] != cos.shape[-1]:
             return own(q, k, cos, sin, *args, **kwargs)
-        positions, table = held
+        positions, table, its_sin = held
+        if sin is not its_sin:  # somebody rotates otherwise, with the model's cosines
+            return own(q, k, cos, sin, *args, **kwargs)
         # copies: a model may use the same keys as values, and hooks what q_proj returned
         query, key = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (q, k))
         call("rotary_embedding", positions, query, key, q.shape[-1], table, True)
