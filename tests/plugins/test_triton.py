@@ -11,7 +11,7 @@ import torch
 from registry.artifact import Signature, Variant
 from registry.device import Device
 from registry.implementation import Implementation
-from registry.problem import Arguments, Problem, TensorSpec, Traits
+from registry.problem import Arguments, Problem, TensorSpec, Traits, Value
 from registry.space import Config
 from registry_triton.gemm_int4_split import _SplitInt4
 
@@ -30,7 +30,7 @@ DENSE = {"n": 4096, "k": 4096, "bias": True}
 EXPERTS = {"n": 1536, "k": 2048, "experts": 8, "routing": "uniform"}
 AFFINE = {"weight": True, "bias": True}
 MEAN = {"reduction": "mean", "weight": False}
-LINEAR_LOSS = {"reduction": "mean", "bias": True}
+LINEAR_LOSS: Mapping[str, Value] = {"reduction": "mean", "bias": True}
 ATTENTIONS = ("attention", "attention_backward")
 HEADS = {
     "heads": 32, "kv_heads": 8, "head_dim": 128, "causal": True, "mask": "none", "softcap": False, "span": False,

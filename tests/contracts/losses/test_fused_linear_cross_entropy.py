@@ -198,7 +198,9 @@ def test_the_parts_of_the_contracts_agree() -> None:
 class Largest(TorchDispatchMode):
     """Remembers the elements of the largest tensor that any operator of torch returns."""
 
-    elements = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
@@ -219,7 +221,8 @@ def largest(op: Op, implementation: str, config: Mapping[str, Value]) -> int:
     held = [math.prod(spec.shape) for spec in one.scratch(problem, config, device).values()]
     with Largest() as seen:
         plan(*values)
-    return max(seen.elements, *held, 0)
+    most: int = max(seen.elements, *held, 0)
+    return most
 
 
 @pytest.mark.parametrize(("op", "chunk"), [(BOTH[0], 256), (BOTH[1], 1024)], ids=["rows", "columns"])
