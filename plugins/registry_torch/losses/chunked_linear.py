@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -41,11 +42,11 @@ class ChunkedLinearCrossEntropy(Native):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Rows of a chunk, whose logits take at most 1 GiB."""
-        return Space(CHUNK=_row_counts(problem, _MOST_BYTES))
+        return _space(_row_counts(problem.cols * problem.torch_dtype.itemsize, _MOST_BYTES))
 
     def default(self, problem: Problem, device: Device) -> Config:
         """As many rows as 256 MiB hold."""
-        return {"CHUNK": _row_counts(problem, _USUAL_BYTES)[-1]}
+        return _chunk_of(_row_counts(problem.cols * problem.torch_dtype.itemsize, _USUAL_BYTES)[-1])
 
     def preference(self, problem: Problem, device: Device) -> float:
         return _preference(problem)
@@ -67,10 +68,10 @@ class ChunkedLinearCrossEntropyBackward(Native):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Columns of a chunk."""
-        return Space(CHUNK=_COLUMNS)
+        return _space(_COLUMNS)
 
     def default(self, problem: Problem, device: Device) -> Config:
-        return {"CHUNK": 4096}
+        return _chunk_of(4096)
 
     def preference(self, problem: Problem, device: Device) -> float:
         return _preference(problem)
@@ -88,9 +89,19 @@ class ChunkedLinearCrossEntropyBackward(Native):
         return _write_gradients
 
 
-def _row_counts(problem: Problem, most: int) -> list[int]:
-    each = problem.cols * problem.torch_dtype.itemsize
-    return [count for count in _ROWS if count * each <= most] or [_ROWS[0]]
+def _row_counts(each: int, most: int) -> tuple[int, ...]:
+    """The counts of rows of ``each`` bytes that take ``most`` bytes at most."""
+    return tuple([count for count in _ROWS if count * each <= most]) or _ROWS[:1]
+
+
+@lru_cache(maxsize=64)
+def _space(counts: tuple[int, ...]) -> Space:
+    return Space(CHUNK=counts)
+
+
+@lru_cache(maxsize=64)
+def _chunk_of(count: int) -> Config:
+    return {"CHUNK": count}
 
 
 def _preference(problem: Problem) -> float:
