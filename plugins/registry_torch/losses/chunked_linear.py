@@ -154,7 +154,7 @@ def _write_gradients(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tens
     for start in range(0, weight.shape[0], columns):
         part = slice(start, start + columns)
         piece = weight[part]
-        held = scratch[0].view(-1)[: x.shape[0] * piece.shape[0]].view(x.shape[0], -1 if x.shape[0] else columns)
+        held = scratch[0].view(-1)[: x.shape[0] * piece.shape[0]].view(x.shape[0], piece.shape[0])
         gradient = rows.gradient(linear_into(held, kept_x, piece, None if bias is None else bias[part]), start)
         if need_x:
             add_product(total, gradient, piece)

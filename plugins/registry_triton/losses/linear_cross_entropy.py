@@ -27,11 +27,34 @@ _MULTIPLE = 16
 """Of the rows of a chunk, so that every chunk's targets start at a multiple of 16 bytes."""
 
 
-class ChunkedLinearLoss(TritonImplementation):
-    """CHUNK rows at a time, or fewer so that chunks are alike: their logits by ``torch.mm``, read once for the loss."""
+class LossOfRows(TritonImplementation):
+    """Triton's part of a chunk: the loss of its rows, whose logits are in scratch.
+
+    It is bound by itself, so that its run for tensors that are not aligned is that of a chunk, too.
+    """
 
     op = "fused_linear_cross_entropy"
     name = "triton.chunked"
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        """One row a program."""
+        multiple = row_multiple(problem.cols)
+        return Launch(
+            online_cross_entropy,
+            grid=(_chunk(problem, config),),
+            args=("losses", "lse", "logits", "target", "ignore_index", "label_smoothing", problem.cols // multiple),
+            # there are no class weights
+            constants={"weight": None, "MULTIPLE": multiple, **rows.pass_constants(problem, {**config, **_STAGES})},
+            options=options({**config, **_STAGES}),
+        )
+
+
+_STAGES = {"num_stages": 1}
+_LOSS = LossOfRows()
+
+
+class ChunkedLinearLoss(LossOfRows):
+    """CHUNK rows at a time, or fewer so that chunks are alike: their logits by ``torch.mm``, read once for the loss."""
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         yield from common_reasons(problem, device)
@@ -57,35 +80,20 @@ class ChunkedLinearLoss(TritonImplementation):
             "losses": TensorSpec.contiguous((problem.rows,), torch.float32),
         }
 
-    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        """The loss of one chunk."""
-        multiple = row_multiple(problem.cols)
-        return Launch(
-            online_cross_entropy,
-            grid=(_chunk(problem, config),),
-            args=("losses", "lse", "logits", "target", "ignore_index", "label_smoothing", problem.cols // multiple),
-            # there are no class weights
-            constants={"weight": None, "MULTIPLE": multiple, **rows.pass_constants(problem, {**config, **_STAGES})},
-            options=options({**config, **_STAGES}),
-        )
-
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         chunk = _chunk(problem, config)
-        bind, (first, last) = super().bind, _parts(problem, chunk)
+        bind, (first, last) = _LOSS.bind, _parts(problem, chunk)
         return _ChunkedLoss(bind(first, config, device, built), bind(last, config, device, built), chunk)
 
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:
         chunk = _chunk(problem, config)
-        bind, (first, last) = super().bind_loaded, _parts(problem, chunk)
+        bind, (first, last) = _LOSS.bind_loaded, _parts(problem, chunk)
         known = (like.whole, like.rest) if isinstance(like, _ChunkedLoss) else (None, None)
         whole = bind(first, config, device, signature, known[0])
         rest = bind(last, config, device, signature, known[1])
         return None if whole is None or rest is None else _ChunkedLoss(whole, rest, chunk)
-
-
-_STAGES = {"num_stages": 1}
 
 
 class _ChunkedLoss:

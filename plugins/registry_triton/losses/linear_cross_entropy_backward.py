@@ -30,11 +30,33 @@ _MULTIPLE = 16
 """Of the columns of a chunk, so that every row of it starts at a multiple of 16 bytes."""
 
 
-class ChunkedLinearLossBackward(TritonImplementation):
-    """CHUNK columns at a time: their logits by ``torch.mm``, the gradient in their place, and the products with it."""
+class GradientOfColumns(TritonImplementation):
+    """Triton's part of a chunk: the gradient of its logits, in scratch, in their place.
+
+    It is bound by itself, so that its run for tensors that are not aligned is that of a chunk, too.
+    """
 
     op = "fused_linear_cross_entropy_backward"
     name = "triton.chunked"
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        """BLOCK columns of one row a program."""
+        columns, block = _columns(problem, config), config["BLOCK"]
+        blocks = -(-columns // block)
+        return Launch(
+            gradient_of_columns,
+            grid=(problem.rows * blocks,),
+            args=("logits", "factors", "lse", "target", "first", "ignore_index", "label_smoothing", problem.cols),
+            constants={"COLUMNS": columns, "BLOCKS": blocks, "BLOCK": block},
+            options=options(config),
+        )
+
+
+_GRADIENT = GradientOfColumns()
+
+
+class ChunkedLinearLossBackward(GradientOfColumns):
+    """CHUNK columns at a time: their logits by ``torch.mm``, the gradient in their place, and the products with it."""
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         yield from common_reasons(problem, device)
@@ -66,28 +88,16 @@ class ChunkedLinearLossBackward(TritonImplementation):
             found["total"] = TensorSpec.contiguous((problem.rows, problem.k), torch.float32)
         return found
 
-    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        """The gradient of one chunk."""
-        columns, block = _columns(problem, config), config["BLOCK"]
-        blocks = -(-columns // block)
-        return Launch(
-            gradient_of_columns,
-            grid=(problem.rows * blocks,),
-            args=("logits", "factors", "lse", "target", "first", "ignore_index", "label_smoothing", problem.cols),
-            constants={"COLUMNS": columns, "BLOCKS": blocks, "BLOCK": block},
-            options=options(config),
-        )
-
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         if device.type == "cuda" and problem.torch_dtype.itemsize == 2:
             adds_wide(device.torch, problem.torch_dtype)
-        return _ChunkedGradients(super().bind(problem, config, device, built))
+        return _ChunkedGradients(_GRADIENT.bind(problem, config, device, built))
 
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:
         known = like.gradient if isinstance(like, _ChunkedGradients) else None
-        found = super().bind_loaded(problem, config, device, signature, known)
+        found = _GRADIENT.bind_loaded(problem, config, device, signature, known)
         return None if found is None else _ChunkedGradients(found)
 
 
