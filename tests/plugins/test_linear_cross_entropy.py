@@ -46,6 +46,15 @@ def test_chunks_are_right_where_several_are_needed(op: Op, dtype: str, catalog: 
 
 
 @EACH
+@pytest.mark.parametrize("name", ["torch.native", "torch.chunked"])
+def test_sums_of_many_rows_are_right(op: Op, name: str, catalog: Catalog) -> None:
+    dims: dict[str, Value] = {"rows": 600, "cols": 2000, "k": 64, "reduction": "mean", "bias": False}
+    problem, one = op.problem_of({**dims, "dtype": "float32"}), catalog.implementation(op.name, name)
+    for kind in ("smoothed", "spike_last", "constant"):
+        check(op, one, one.default(problem, CPU), problem, kind)
+
+
+@EACH
 def test_chunks_of_a_large_vocabulary_take_a_gibibyte_at_most(op: Op, catalog: Catalog) -> None:
     for cols in (32, 32000, 262144):
         problem = op.problem_of({"rows": 8192, "cols": cols, "k": 64, "dtype": "bfloat16", **LINEAR_LOSS})

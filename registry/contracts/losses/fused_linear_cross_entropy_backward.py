@@ -111,6 +111,7 @@ class _LogitGradients:
         factors = row_factors(values["grad_loss"], self._targets, problem.reduction)
         counts = self._targets.kept & self._targets.inside
         self._factors = factors.abs().masked_fill(~counts, 0.0).nan_to_num(0.0, 0.0, 0.0)
+        self._of_sum = fp32_weight(problem) * (8.0 + math.sqrt(max(problem.rows, problem.cols)))
         self._least = 2.0**-25 / _RTOL["float16"] if problem.dtype == "float16" else 0.0
 
     def squares(self) -> Any:
@@ -119,14 +120,15 @@ class _LogitGradients:
         A gradient may be rounded to the dtype; its exponential has the error of a logit, which counts exponentially.
         """
         rtol, smoothing = _RTOL[str(self._problem.dtype)], self._values["label_smoothing"]
-        of_sum = fp32_weight(self._problem) * (8.0 + math.sqrt(max(self._problem.rows, self._problem.cols)))
         for rows, logits, of_logit in logit_errors(self._problem, self._values):
             power = logits - self._values["lse"][rows, None]
             error = of_logit + fp32_weight(self._problem) * (16.0 + 2.0 * power.abs())
             p = power.exp().nan_to_num(0.0, 0.0, 0.0)
             gradient = p + smoothing / self._problem.cols
             gradient.scatter_add_(-1, self._targets.place[rows, None], torch.ones_like(gradient[:, :1]))
-            allowed = gradient * (3.0 + of_sum) + p * (error * rtol).nan_to_num(0.0).clamp_max_(20.0).expm1_() / rtol
+            allowed = (
+                gradient * (3.0 + self._of_sum) + p * (error * rtol).nan_to_num(0.0).clamp_max_(20.0).expm1_() / rtol
+            )
             yield rows, (allowed * self._factors[rows, None]).square_()
 
     def of_rows(self, reference: torch.Tensor) -> torch.Tensor:
@@ -146,7 +148,7 @@ class _LogitGradients:
     def _together(self, reference: torch.Tensor, squares: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
         """``lost`` times what is below float16's least number, of gradients that are small alike."""
         error = squares.double().sqrt_() + self._least * lost.double()
-        return reference.abs() + error.nan_to_num(0.0, 0.0, 0.0)
+        return reference.abs() * (1.0 + self._of_sum) + error.nan_to_num(0.0, 0.0, 0.0)
 
 
 def _of_rows(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:

@@ -107,9 +107,12 @@ def drawn_linear(
         weight[-1:, -1:] = _SPIKE / _LEADING
         target[::2] = cols - 1
     elif kind == "constant":
-        # all logits are -120, exactly: exp(-120) is 0 in fp32, and the logarithm of such a sum infinite
+        # logits near -120: exp(-120) is 0 in fp32, and the logarithm of such a sum infinite. All rows are alike, so that
+        # the roundings of their logits would add up: these are integers
         x.zero_()[:, -1:] = _LEADING
         weight[:, -1:] = -120.0 / _LEADING
+        if bias is not None:
+            bias.round_()
     elif kind == "masked":
         # a third of the vocabulary has no probability: by a bias of -inf, or by logits of about -20000
         x[:, -1:] = _LEADING
