@@ -54,6 +54,16 @@ def test_sums_of_many_rows_are_right(op: Op, name: str, catalog: Catalog) -> Non
         check(op, one, one.default(problem, CPU), problem, kind)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_gradients_near_the_least_number_are_right(dtype: str, catalog: Catalog) -> None:
+    """One row of outliers: most of the probabilities are below 1e-20, some of them subnormal."""
+    op = FUSED_LINEAR_CROSS_ENTROPY_BACKWARD
+    dims: dict[str, Value] = {"rows": 1, "cols": 20_000, "k": 64, "reduction": "mean", "bias": False, "dtype": dtype}
+    for name in ("torch.native", "torch.chunked"):
+        one, problem = catalog.implementation(op.name, name), op.problem_of(dims)
+        check(op, one, one.default(problem, CPU), problem, "outliers")
+
+
 @EACH
 def test_chunks_of_a_large_vocabulary_take_a_gibibyte_at_most(op: Op, catalog: Catalog) -> None:
     for cols in (32, 32000, 262144):

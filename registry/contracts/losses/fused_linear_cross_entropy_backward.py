@@ -7,7 +7,7 @@ its gradient by itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -112,9 +112,19 @@ class _LogitGradients:
         counts = self._targets.kept & self._targets.inside
         self._factors = factors.abs().masked_fill(~counts, 0.0).nan_to_num(0.0, 0.0, 0.0)
         self._of_sum = fp32_weight(problem) * (8.0 + math.sqrt(max(problem.rows, problem.cols)))
-        self._least = 2.0**-25 / _RTOL["float16"] if problem.dtype == "float16" else 0.0
+        self._least = self._lost() / _RTOL[str(problem.dtype)]
 
-    def squares(self) -> Any:
+    def _lost(self) -> float:
+        """What a gradient may lose below the least number: half a step of float16, of others all that is subnormal.
+
+        There exponentials are lost, too, before they are multiplied by the gradient of their row's loss.
+        """
+        if self._problem.dtype == "float16":
+            return 2.0**-25
+        largest = self._factors.max().item() if self._factors.numel() else 0.0
+        return float(torch.finfo(self._problem.torch_dtype).tiny * max(1.0, largest))
+
+    def squares(self) -> Iterator[tuple[slice, torch.Tensor]]:
         """Rows, and the squares of what their gradients may err by, in roundings of the dtype: [rows, cols].
 
         A gradient may be rounded to the dtype; its exponential has the error of a logit, which counts exponentially.
@@ -129,25 +139,28 @@ class _LogitGradients:
             allowed = (
                 gradient * (3.0 + self._of_sum) + p * (error * rtol).nan_to_num(0.0).clamp_max_(20.0).expm1_() / rtol
             )
-            yield rows, (allowed * self._factors[rows, None]).square_()
+            # in float64: the square of 1e-28 is 0 in float32
+            yield rows, (allowed * self._factors[rows, None]).double().square_()
 
     def of_rows(self, reference: torch.Tensor) -> torch.Tensor:
         """The scale of grad_x."""
-        weight = self._values["weight"].to(self._wide)
+        weight = self._values["weight"].double()
         squares = torch.cat([each @ weight.square() for _, each in self.squares()])
         return self._together(reference, squares, weight.abs().sum(0))
 
     def of_columns(self, reference: torch.Tensor) -> torch.Tensor:
         """The scale of grad_weight, or of grad_bias, whose factor is 1 where that of grad_weight is x."""
-        x = self._values["x"].to(self._wide).masked_fill(~self._targets.kept[:, None], 0.0)
+        x = self._values["x"].double().masked_fill(~self._targets.kept[:, None], 0.0)
         if reference.dim() == 1:
             x = torch.ones_like(x[:, :1])
-        squares = sum(each.T @ x[rows].square() for rows, each in self.squares())
+        squares = torch.zeros(self._problem.cols, x.shape[1], dtype=torch.float64, device=x.device)
+        for rows, each in self.squares():
+            squares.addmm_(each.T, x[rows].square())
         return self._together(reference, squares.view(reference.shape), x.abs().sum(0))
 
     def _together(self, reference: torch.Tensor, squares: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
-        """``lost`` times what is below float16's least number, of gradients that are small alike."""
-        error = squares.double().sqrt_() + self._least * lost.double()
+        """``lost``: the sum of what gradients are multiplied by, since all of them may be too small alike."""
+        error = squares.sqrt_() + self._least * lost
         return reference.abs() * (1.0 + self._of_sum) + error.nan_to_num(0.0, 0.0, 0.0)
 
 

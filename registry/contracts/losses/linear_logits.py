@@ -107,8 +107,8 @@ def drawn_linear(
         weight[-1:, -1:] = _SPIKE / _LEADING
         target[::2] = cols - 1
     elif kind == "constant":
-        # logits near -120: exp(-120) is 0 in fp32, and the logarithm of such a sum infinite. All rows are alike, so that
-        # the roundings of their logits would add up: these are integers
+        # logits near -120: exp(-120) is 0 in fp32, and the logarithm of such a sum infinite. They are integers, since
+        # all rows are alike, and their roundings would add up
         x.zero_()[:, -1:] = _LEADING
         weight[:, -1:] = -120.0 / _LEADING
         if bias is not None:
