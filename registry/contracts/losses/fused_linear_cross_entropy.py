@@ -21,7 +21,6 @@ from .. import fills
 from ..rounding import FLOAT32_UNIT, fp32_weight, underflow, unit_roundoff, units
 from .cross_entropy import cross_entropy_reference, roundings_of_sum
 from .linear_logits import (
-    KINDS,
     check_linear_loss,
     drawn_linear,
     linear_loss_examples,
@@ -29,7 +28,7 @@ from .linear_logits import (
     logit_errors,
     row_spans,
 )
-from .targets import REDUCTIONS, Targets, accumulator, check_smoothing
+from .targets import KINDS, REDUCTIONS, Targets, accumulator, check_smoothing
 
 
 def fused_linear_cross_entropy_reference(

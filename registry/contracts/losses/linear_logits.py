@@ -13,14 +13,10 @@ from ...problem import Arguments, Problem, TensorSpec, Value, check_choice, dtyp
 from .. import fills
 from ..checks import FLOATS, float_dtype, float_tensor, positive, same_dtype, shape_text
 from ..rounding import fp32_weight
-from .targets import REDUCTIONS, accumulator, check_smoothing, check_target
-
-KINDS = ("normal", "outliers", "spike_last", "constant", "masked", "ignored", "smoothed", "outside")
+from .targets import REDUCTIONS, accumulator, aim_outside, check_smoothing, check_target, ignore_some
 
 _SHAPES = ((1, 1, 1), (3, 7, 5), (5, 128, 64), (2, 1000, 33), (33, 1025, 16), (6, 4099, 24))
 _SPIKE, _LEADING = 20.0, 8.0
-_FAR = 2**40
-"""A target that is outside of every vocabulary, and whose address is outside of every tensor."""
 _ELEMENTS = 2**26
 """Logits that are computed at a time: 512 MiB in float64."""
 
@@ -121,7 +117,7 @@ def drawn_linear(
             bias[: cols // 3] = -torch.inf
         target.fill_(cols - 1)
     elif kind == "ignored":
-        ignore_index = _ignore_some(problem, x, target)
+        ignore_index = ignore_some(cols, x, target)
     elif kind == "smoothed":
         smoothing = 0.3
         # a mean of the logits far from 0, in which the last column counts as much as many others
@@ -129,18 +125,9 @@ def drawn_linear(
         weight[:, -1:] = 2.0 / _LEADING
         weight[-1:, -1:] = -min(64.0 * cols, 60_000.0) / _LEADING
         target[rows // 2 :: 3] = ignore_index
-    elif kind == "outside" and rows > 2:
-        target[::3] = torch.tensor((cols, -1, _FAR, -_FAR), device=device).repeat(rows)[: len(target[::3])]
+    elif kind == "outside":
+        aim_outside(target, cols)
     return x, weight, target, bias, ignore_index, smoothing
-
-
-def _ignore_some(problem: Problem, x: torch.Tensor, target: torch.Tensor) -> int:
-    """Ignore two rows of three, by a class of the vocabulary, and fill them with NaN: they must not be read."""
-    ignored = problem.cols // 2 if problem.cols > 1 else -1
-    for first in (0, 1):
-        target[first::3] = ignored
-        x[first::3] = torch.nan
-    return ignored
 
 
 def linear_log_sum_exp(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

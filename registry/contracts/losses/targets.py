@@ -150,16 +150,35 @@ def drawn(
         mask_front(logits, generator)
         _aim_at_finite(problem, logits, target, generator)
     elif kind == "ignored":
-        ignore_index = _ignore_some(problem, logits, target)
+        ignore_index = ignore_some(cols, logits, target)
     elif kind == "smoothed":
         smoothing = 0.3
         # a mean of the logits far from 0, in which a row's last column counts as much as many others
         logits.add_(2.0)
         logits[:, -1:] = -min(64.0 * cols, 60_000.0)
         target[rows // 2 :: 3] = ignore_index
-    elif kind == "outside" and rows > 2:
-        target[::3] = torch.tensor((cols, -1, _FAR, -_FAR), device=device).repeat(rows)[: len(target[::3])]
+    elif kind == "outside":
+        aim_outside(target, cols)
     return logits, target, weight, ignore_index, smoothing
+
+
+def aim_outside(target: torch.Tensor, cols: int) -> None:
+    """Let every third of at least three targets be outside of ``cols`` classes."""
+    if len(target) > 2:
+        far = torch.tensor((cols, -1, _FAR, -_FAR), device=target.device).repeat(len(target))
+        target[::3] = far[: len(target[::3])]
+
+
+def ignore_some(cols: int, rows: torch.Tensor, target: torch.Tensor) -> int:
+    """Ignore two rows of three, by a class of the vocabulary, and fill them with NaN: they must not be read.
+
+    Returns the class. ``rows`` [rows, ...] has what is read of each row.
+    """
+    ignored = cols // 2 if cols > 1 else -1
+    for first in (0, 1):
+        target[first::3] = ignored
+        rows[first::3] = torch.nan
+    return ignored
 
 
 def _aim_at_finite(problem: Problem, logits: torch.Tensor, target: torch.Tensor, generator: torch.Generator) -> None:
@@ -170,15 +189,6 @@ def _aim_at_finite(problem: Problem, logits: torch.Tensor, target: torch.Tensor,
         fills.plant_in_rows(logits, (torch.nan, torch.inf), generator)
     else:
         target.fill_(problem.cols - 1)
-
-
-def _ignore_some(problem: Problem, logits: torch.Tensor, target: torch.Tensor) -> int:
-    """Ignore two rows of three, by a class of the vocabulary, and fill them with NaN: they must not be read."""
-    ignored = problem.cols // 2 if problem.cols > 1 else -1
-    for first in (0, 1):
-        target[first::3] = ignored
-        logits[first::3] = torch.nan
-    return ignored
 
 
 def loss_examples() -> tuple[Mapping[str, Value], ...]:
