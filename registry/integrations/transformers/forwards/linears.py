@@ -200,12 +200,12 @@ class _Joined(torch.autograd.Function):
         return joint.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return None, *gradient.split(ctx.sizes)
 
 
 def _of_parts(joint: torch.Tensor, parts: Sequence[Any]) -> torch.Tensor:
-    made: torch.Tensor = _Joined.apply(joint, *parts)  # type: ignore[no-untyped-call]
+    made: torch.Tensor = _Joined.apply(joint, *parts)
     return made
 
 
