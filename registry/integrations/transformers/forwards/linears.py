@@ -12,6 +12,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
+from ....errors import RegistryError
 from ....nn import PackedLinear
 from ....packed import PackedWeight
 from ....tracing import constant_while_tracing
@@ -197,14 +198,22 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, joint: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
         ctx.sizes = [len(part) for part in parts]
+        # the joint tensor's own version does not count what is written to its parts
+        ctx.parts = [] if is_dynamo_compiling() else [(part, part._version) for part in parts]
         return joint.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if any(part._version != version for part, version in ctx.parts):
+            raise RegistryError(
+                "apply: weights of a joint linear layer were changed between a forward and its backward",
+                hint="call backward() before the optimizer's step",
+            )
         return None, *gradient.split(ctx.sizes)
 
 
 def _of_parts(joint: torch.Tensor, parts: Sequence[Any]) -> torch.Tensor:
+    """A joint tensor whose gradient is that of its parts."""
     made: torch.Tensor = _Joined.apply(joint, *parts)
     return made
 
