@@ -107,7 +107,7 @@ class Layer:
 class Decoder:
     """A decoder of one device: embedding, layers, norms and head.
 
-    ``quantized``: how its checkpoint holds weights, "" where in full. ``own_logits``: the head's outputs are scaled or
+    ``quantized``: how its checkpoint holds weights, "" where in full. ``changes_logits``: the head's outputs are scaled or
     capped before the loss. ``notes`` tell what could not be described.
     """
 
@@ -121,5 +121,5 @@ class Decoder:
     parallel: bool
     dtype: str
     quantized: str = ""
-    own_logits: bool = False
+    changes_logits: bool = False
     notes: tuple[str, ...] = ()

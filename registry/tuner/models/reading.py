@@ -62,7 +62,7 @@ class _Reading:
             parallel=family.parallel,
             dtype=keys.text("dtype", "torch_dtype", default="bfloat16"),
             quantized=self._quantized(),
-            own_logits=keys.has(*_LOGITS),
+            changes_logits=keys.has(*_LOGITS),
             notes=tuple(dict.fromkeys(self._notes)),
         )
 

@@ -56,7 +56,7 @@ class _Step:
             yield from self._with_backward("embedding", {"rows": self._tokens, **dims})
         head = decoder.head
         loss: Dims = {"rows": self._tokens, "cols": head.outputs, "reduction": "mean", "dtype": self._dtype}
-        if self._training and not decoder.own_logits:
+        if self._training and not decoder.changes_logits:
             fused: Dims = {**loss, "k": head.inputs, "bias": head.bias}
             yield from self._with_backward("fused_linear_cross_entropy", fused)
             return

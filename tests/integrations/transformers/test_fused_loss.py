@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -165,18 +165,19 @@ def test_layers_that_are_computed_again_for_their_gradients() -> None:
         assert agree(plain, model).logits is None
 
 
-def test_it_compiles_whole() -> None:
+def test_it_compiles_whole_in_a_thread_that_has_not_trained() -> None:
     plain, model = training(), applied()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for how in ({}, {"num_items_in_batch": torch.tensor(7)}):
-        outputs = agree(plain, model, **how)
         model.zero_grad()
-        traced = compiled(prompt(), labels=labels(), use_cache=False, **how)
+        with ThreadPoolExecutor(1) as threads:
+            traced = threads.submit(compiled, prompt(), labels=labels(), use_cache=False, **how).result()
         traced.loss.backward()
         assert traced.logits is None
-        assert traced.loss.item() == pytest.approx(outputs.loss.item(), abs=2e-6)
-        for one, other in zip(plain.parameters(), model.parameters(), strict=True):
-            torch.testing.assert_close(other.grad, one.grad, atol=4e-6, rtol=4e-5)
+        loss, gradients, _ = step(plain, **how)
+        assert traced.loss.item() == pytest.approx(loss, abs=4e-6)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter.grad, gradients[name], atol=4e-6, rtol=4e-5)
 
 
 def test_it_looks_like_the_model_that_it_is(tmp_path: Path) -> None:
@@ -202,25 +203,17 @@ def test_threads_train_and_predict_with_one_model_at_once() -> None:
     model = applied()
     expected = model(prompt(), use_cache=False).logits.detach()
     loss = model(prompt(), labels=labels(), use_cache=False).loss.item()
-    wrong: list[str] = []
 
-    def train() -> None:
-        for _ in range(20):
-            if model(prompt(), labels=labels(), use_cache=False).loss.item() != pytest.approx(loss, abs=1e-6):
-                wrong.append("loss")
+    def train() -> bool:
+        outputs = [model(prompt(), labels=labels(), use_cache=False) for _ in range(20)]
+        return all(one.loss.item() == pytest.approx(loss, abs=1e-6) for one in outputs)
 
-    def predict() -> None:
-        for _ in range(20):
-            found = model(prompt(), use_cache=False).logits
-            if found.shape != expected.shape or not torch.allclose(found, expected, atol=1e-5):
-                wrong.append("logits")
+    def predict() -> bool:
+        found = [model(prompt(), use_cache=False).logits for _ in range(20)]
+        return all(one.shape == expected.shape and torch.allclose(one, expected, atol=1e-5) for one in found)
 
-    threads = [threading.Thread(target=each) for each in (train, predict)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(2) as threads:
+        assert all(each.result() for each in [threads.submit(train), threads.submit(predict)])
 
 
 @pytest.mark.thorough

@@ -24,8 +24,10 @@ Forward = Callable[..., Any]
 class _Deferral(threading.local):
     """The output layer of which this thread's running forward makes no logits, and the input that it handed on."""
 
-    layer: torch.nn.Module | None = None
-    hidden: torch.Tensor | None = None
+    def __init__(self) -> None:
+        # for each thread, so that torch.compile never sees these attributes come into being
+        self.layer: torch.nn.Module | None = None
+        self.hidden: torch.Tensor | None = None
 
 
 _now = _Deferral()
