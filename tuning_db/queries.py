@@ -222,13 +222,22 @@ class Queries:
                 count += 1
         return count
 
-    def winners_content(self, *, op: str | None = None, hardware: Sequence[Mapping[str, Any]] | None = None) -> bytes:
-        """The content that a release of the winners has, or of those of one op or some hardware; see ``releases``."""
+    def winners_content(
+        self,
+        *,
+        op: str | None = None,
+        hardware: Sequence[Mapping[str, Any]] | None = None,
+        brief: bool = False,
+    ) -> bytes:
+        """The content that a release of the winners has, or of those of one op or some hardware; see ``releases``.
+
+        ``brief``: of their finals only a time for the best candidate of each implementation.
+        """
         from .exchange.exporting import exported_set
 
         keys = None if hardware is None else [_key(identity) for identity in hardware]
         with self._opened.reading() as session:
-            return releases.joined(exported_set(session, op, keys))
+            return releases.joined(exported_set(session, op, keys, brief=brief))
 
     def releases(self) -> list[Release]:
         """Every release, newest first."""

@@ -36,6 +36,8 @@ _WINNERS = """
     WHERE problem.op = :op AND winner.regime = :regime AND hardware.key = :hardware
 """
 
+_WINNING = "SELECT decision.uid, winner.regime FROM winner JOIN decision ON decision.id = winner.decision_id"
+
 _TRANSFERS = "CAST(decision.transfers AS TEXT)"
 _WITHOUT_TRANSFERS = 2
 """The last schema version without the column ``transfers``."""
@@ -183,6 +185,12 @@ def read_winners(
     wanted = {"op": op, "regime": regime, "hardware": key}
     rows, candidates, software, learnt = answered(database, seconds, lambda ask: _asked(ask, wanted))
     return Snapshot(locate(database).shown, op, hardware, rows, candidates, software, learnt)
+
+
+def read_identity(database: str | Path | None, seconds: float) -> str:
+    """A hash of which decisions are winners in a database, "" if none is. Raises as :func:`read_winners`."""
+    found = answered(database, seconds, lambda ask: ask(_WINNING, {}))
+    return digest(sorted(f"{regime} {uid}" for uid, regime in found)) if found else ""
 
 
 def read_runners(database: str | Path | None, uid: str, seconds: float) -> dict[str, CandidateKey]:

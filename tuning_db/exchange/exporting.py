@@ -52,11 +52,14 @@ def _with_finals(session: Session, decided: Iterator[tuple[str, Decision]], text
             yield f'{before}"finals":{finals.get(decision.uid, "[]")}{behind}'
 
 
-def exported_set(session: Session, op: str | None, hardware_keys: Collection[str] | None) -> Iterator[str]:
+def exported_set(
+    session: Session, op: str | None, hardware_keys: Collection[str] | None, *, brief: bool = False
+) -> Iterator[str]:
     """Every line that dispatch by the winners alone, and a comparison of them, needs; the same for equal winners.
 
     Header, runs, decisions with all their finals, winners, sorted by run and by problem. The runs are those of the
-    winners, and the latest of each hardware, whose rules for defaults dispatch reads. Trials are left out.
+    winners, and the latest of each hardware, whose rules for defaults dispatch reads. Trials are left out. ``brief``:
+    finals as in ``exported_winners``, which is all that dispatch needs.
     """
     winners = reading.decisions_of(session, _chosen(reading.select_winners(), op, hardware_keys))
     found = sorted(winners, key=lambda pair: _place(pair[1]))
@@ -66,7 +69,11 @@ def exported_set(session: Session, op: str | None, hardware_keys: Collection[str
     for chunk in chunks(wanted):
         for run in reading.runs_of(session, reading.select_runs().where(RunRow.id.in_(chunk)).order_by(RunRow.id)):
             yield line(RunLine(run=run))
-    yield from _with_finals(session, iter(found), Referred(session, text_of))
+    if brief:
+        for run_uid, decision in found:
+            yield line(DecisionLine(run=run_uid, decision=decision, finals=tuple(_summary(session, decision))))
+    else:
+        yield from _with_finals(session, iter(found), Referred(session, text_of))
     for _, decision in found:
         yield line(WinnerLine(decision=decision.uid))
 
