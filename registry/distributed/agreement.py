@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import ReleaseError
+from ..errors import ReleaseError
 
 if TYPE_CHECKING:
     import torch.distributed
@@ -26,9 +25,9 @@ def identity() -> dict[str, str]:
     """
     import torch
 
-    from .calls import dispatcher_of_process
-    from .device import installed_version
-    from .shipped import origin
+    from ..calls import dispatcher_of_process
+    from ..device import installed_version
+    from ..shipped import origin
 
     dispatcher = dispatcher_of_process()
     release, winners = dispatcher.winners_identity()
@@ -37,7 +36,7 @@ def identity() -> dict[str, str]:
         "winners": winners or "none",
         "shipped winners": origin(),
         "mode": dispatcher.mode(),
-        _PACKAGE: importlib.metadata.version(_PACKAGE),
+        _PACKAGE: installed_version(_PACKAGE),
         "torch": torch.__version__,
         "triton": installed_version("triton"),
     }
