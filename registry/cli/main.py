@@ -19,6 +19,7 @@ from .explain import explain
 from .ops import ops
 from .plugins import plugins
 from .profile import profile
+from .releases import release
 from .report import report
 from .results import results
 from .tune import tune
@@ -42,6 +43,12 @@ def new_registry_app() -> typer.Typer:
     database.command(name="upgrade")(upgrade)
     database.callback()(_several)
     program.add_typer(database, name="db")
+    releases = application.new_app("Sets of winners that never change: to pin processes to, to sign and to pass on.")
+    for name, command in (
+        ("create", release.create), ("list", release.list_), ("export", release.export), ("import", release.import_)
+    ):  # fmt: skip
+        releases.command(name=name)(command)
+    program.add_typer(releases, name="release")
     new = application.new_app("A package to begin with.")
     new.command(name="plugin")(new_plugin)
     new.command(name="op")(new_op)

@@ -54,11 +54,17 @@ def release_named(told: str, database: str | None) -> PinnedRelease:
     release_id = told if is_id(told) else _id_of_name(told, database)
     path = release_copy(release_id)
     if not path.exists():
-        content = _asked(lambda: find_content(database, release_id, SECONDS), told)
-        if content is None:
-            raise _not_found(told, database)
-        _make(path, content, told)
+        _make(path, release_content(release_id, database), told)
     return PinnedRelease(release_id, path, "" if told == release_id else told)
+
+
+def release_content(told: str, database: str | None) -> bytes:
+    """The content of the release of that name or id in a database. Raises ReleaseError."""
+    release_id = told if is_id(told) else _id_of_name(told, database)
+    content = _asked(lambda: find_content(database, release_id, SECONDS), told)
+    if content is None:
+        raise _not_found(told, database)
+    return content
 
 
 def is_server(database: str | None) -> bool:
