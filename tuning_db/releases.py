@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from .schema import RELEASES, STAMPS
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from .database.answering import Ask
+    from .database.answering import AnsweredRow, Ask
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -154,10 +154,10 @@ def joined(lines: Iterable[str]) -> bytes:
     return "".join(lines).encode()
 
 
-def _answered(database: str | Path | None, seconds: float, query: str, wanted: str) -> Sequence[Sequence[object]]:
+def _answered(database: str | Path | None, seconds: float, query: str, wanted: str) -> list[AnsweredRow]:
     from .database.answering import answered
 
-    def question(ask: Ask) -> Sequence[Sequence[object]]:
+    def question(ask: Ask) -> list[AnsweredRow]:
         # an older schema has no releases
         return ask(query, {"wanted": wanted}) if int(ask(STAMPS, {})[0][0]) >= RELEASES else []
 

@@ -20,6 +20,7 @@ from .ops import ops
 from .plugins import plugins
 from .profile import profile
 from .releases import release
+from .releases.drift import drift
 from .report import report
 from .results import results
 from .tune import tune
@@ -31,7 +32,22 @@ HELP = "Which kernel runs: the ops, who implements them, what was measured here,
 def new_registry_app() -> typer.Typer:
     """The ``registry`` program."""
     program = application.new_app(HELP)
-    shown = (tune, race, ops, plugins, explain, winners, profile, results, compare, report, dashboard, doctor, export)
+    shown = (
+        tune,
+        race,
+        ops,
+        plugins,
+        explain,
+        winners,
+        profile,
+        results,
+        compare,
+        drift,
+        report,
+        dashboard,
+        doctor,
+        export,
+    )
     for command in shown:
         program.command(name=command.__name__)(command)
     program.command(name="compile")(compile_)
@@ -44,10 +60,10 @@ def new_registry_app() -> typer.Typer:
     database.callback()(_several)
     program.add_typer(database, name="db")
     releases = application.new_app("Sets of winners that never change: to pin processes to, to sign and to pass on.")
-    for name, command in (
-        ("create", release.create), ("list", release.list_), ("export", release.export), ("import", release.import_)
-    ):  # fmt: skip
-        releases.command(name=name)(command)
+    releases.command(name="create")(release.create)
+    releases.command(name="list")(release.list_)
+    releases.command(name="export")(release.export)
+    releases.command(name="import")(release.import_)
     program.add_typer(releases, name="release")
     new = application.new_app("A package to begin with.")
     new.command(name="plugin")(new_plugin)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ReleaseError
-
-if TYPE_CHECKING:
-    import minisign
 
 SUFFIX = ".minisig"
 """What the name of a signature's file has in addition to the file's, as the program minisign names it."""
@@ -64,12 +61,12 @@ def verified_name(content: bytes, signature: bytes, keys: Sequence[str]) -> str:
     return str(name)
 
 
-def _public_key(library: Any, told: str) -> minisign.PublicKey:
+def _public_key(library: Any, told: str) -> Any:
     path = Path(told).expanduser()
     try:
         if path.is_file():
-            return library.PublicKey.from_bytes(_read(path))  # type: ignore[no-any-return]
-        return library.PublicKey.from_base64(told)  # type: ignore[no-any-return]
+            return library.PublicKey.from_bytes(_read(path))
+        return library.PublicKey.from_base64(told)
     except library.Error:
         raise ReleaseError(
             f"{told!r:.80} is no public key", hint="expected the file minisign.pub, or its second line (RW...)"
