@@ -64,7 +64,7 @@ def drift(  # noqa: PLR0913, PLR0917  (an option each)
 
     Exit code 0: no alarm, or nothing has changed; 1: an alarm; 2: a source cannot be read. Every Monday, by cron:
 
-    0 5 * * 1  registry drift --json > /var/log/registry-drift.json || notify "winners have drifted"
+    0 5 * * 1  registry drift --json > drift.json || notify drift.json
     """
     from ...dispatch.resolve.winners import Winners
     from ...drift.retiming import retimed
