@@ -33,21 +33,8 @@ def new_registry_app() -> typer.Typer:
     """The ``registry`` program."""
     program = application.new_app(HELP)
     shown = (
-        tune,
-        race,
-        ops,
-        plugins,
-        explain,
-        winners,
-        profile,
-        results,
-        compare,
-        drift,
-        report,
-        dashboard,
-        doctor,
-        export,
-    )
+        tune, race, ops, plugins, explain, winners, profile, results, compare, drift, report, dashboard, doctor, export,
+    )  # fmt: skip
     for command in shown:
         program.command(name=command.__name__)(command)
     program.command(name="compile")(compile_)

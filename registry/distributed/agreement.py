@@ -45,9 +45,9 @@ def identity() -> dict[str, str]:
 def agree(group: torch.distributed.ProcessGroup | None = None) -> dict[str, str]:
     """Check that all ranks of a job have one ``identity``, which is returned. Call it on every rank, at the start.
 
-    ``group``: the ranks to compare, None for all of torch.distributed's default group. A program without
-    torch.distributed agrees with itself. Raises ReleaseError on every rank where one differs, with the ranks of each
-    value, and on every rank if one of them cannot tell its winners.
+    ``group``: the ranks to compare, None for all of torch.distributed's default group; with NCCL each rank has set its
+    device before. A program without torch.distributed agrees with itself. Raises ReleaseError on every rank where one
+    differs, with the ranks of each value, and on every rank if one of them cannot tell its winners.
     """
     import torch.distributed as dist
 

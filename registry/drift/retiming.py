@@ -67,6 +67,8 @@ def retimed(
 
     Each is verified and timed in finals against its default, in several processes, as tune does; nothing is stored.
     """
+    if not winners:
+        return []
     problems = [one.problem for one in winners]
     plans = {each.problem: each for each in plan(problems, catalog, device)}
     pairs = {one.problem: _pair(one, plans[one.problem]) for one in winners}

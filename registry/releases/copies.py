@@ -8,14 +8,21 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+from tuning_db.schema import READABLE
+
 from ..paths import cache_folder
 
 FOLDER = "releases"
 
 
 def release_copy(release_id: str) -> Path:
-    """The place of the copy of a release, which may not be there yet. It never changes."""
-    return cache_folder(FOLDER) / f"{release_id}.db"
+    """The place of the copy of a release, which may not be there yet. It never changes.
+
+    A copy is read by every version of this package that reads its schema, which its name tells.
+    """
+    folder = cache_folder(FOLDER)
+    places = [folder / f"{release_id}.{version}.db" for version in sorted(READABLE, reverse=True)]
+    return next((place for place in places if place.exists()), places[0])
 
 
 def make_database(path: Path, content: bytes) -> None:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tuning_db.database.answering import within
+from tuning_db.schema import LATEST
 
 from ..errors import RegistryError
 from ..paths import cache_folder
@@ -38,7 +39,7 @@ def site_copy(database: str | None, *, anew: bool = False) -> Path:
     """
     url = place_of(database)
     # the URL may hold a password
-    path = cache_folder("sites") / f"{hashlib.sha256(url.encode()).hexdigest()}.db"
+    path = cache_folder("sites") / f"{hashlib.sha256(url.encode()).hexdigest()}.{LATEST}.db"
     if anew or not path.exists():
         within(SECONDS, "the site's database", lambda: _renew(url, path))
     elif time.time() - path.stat().st_mtime > _age():

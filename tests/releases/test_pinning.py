@@ -81,6 +81,16 @@ def test_a_release_that_is_not_there_is_an_error_and_no_other_winner_runs(
     assert list((tmp_path / "cache" / "releases").glob("*.db")) == [copies.release_copy(released)]
 
 
+def test_a_copy_that_cannot_be_read_is_an_error_and_no_other_winner_runs(
+    database: str, released: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RELEASE_VARIABLE, "one")
+    assert winner(database) == FIRST
+    copies.release_copy(released).write_bytes(b"no database")
+    with pytest.raises(ReleaseError, match=f"release one .{released[:12]}.: .* is not a SQLite database"):
+        new_dispatcher(database).call("softmax", torch.randn(4, 64))
+
+
 def test_without_the_variable_nothing_is_pinned(database: str) -> None:
     assert pinned(database, {}) is None
     assert pinned(database, {RELEASE_VARIABLE: " "}) is None

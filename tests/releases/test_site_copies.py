@@ -71,7 +71,7 @@ def _place_of_copy(url: str, copy: Path) -> Path:
     """The copy of another database, as if it had been made of this one."""
     import hashlib
 
-    place = copy.with_name(f"{hashlib.sha256(url.encode()).hexdigest()}.db")
+    place = copy.with_name(f"{hashlib.sha256(url.encode()).hexdigest()}{''.join(copy.suffixes)}")
     place.write_bytes(copy.read_bytes())
     return place
 

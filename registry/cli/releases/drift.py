@@ -113,7 +113,8 @@ def _say(findings: Sequence[DriftFinding], known: int, changed: int, changes: Ma
     if not changed:
         text.say(f"{text.plural(known, 'winner')} here, none from before a change of driver, torch or triton")
         return
-    text.say(f"{len(findings)} of {text.plural(changed, 'winner')} timed again{f': {told}' if told else ''}")
+    none = "" if findings else ": none of them answers a call that was counted"
+    text.say(f"{len(findings)} of {text.plural(changed, 'winner')} timed again{f': {told}' if told else none}")
 
 
 def _row(one: DriftFinding) -> list[str]:

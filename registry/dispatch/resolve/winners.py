@@ -17,6 +17,7 @@ from ...device import Device
 from ...errors import ReleaseError, StoreError
 from ...forking import renewed_in_child
 from ...problem import canonical_json
+from ...releases.pinning import RELEASE_VARIABLE
 from ...releases.places import WinnersPlace, winners_place
 from ..warning import tell_caller
 from .learnt import LearntDefault, learnt_from
@@ -26,7 +27,7 @@ REGIME = "cold"
 """Times with a cold L2 are compared, as in a model where other work runs between two calls."""
 
 _failed: dict[str, str] = {}
-"""Why databases cannot be read, by their URL: they are not read again without ``retry``."""
+"""Why databases cannot be read, by their URL and release: they are not read again without ``retry``."""
 
 
 class Winners:
@@ -42,7 +43,7 @@ class Winners:
         self.database = database
         self._anew = anew
         self._read_from: WinnersPlace | None = None
-        self._place = str(database or os.environ.get(VARIABLE) or "")
+        self._place = f"{database or os.environ.get(VARIABLE) or ''} {os.environ.get(RELEASE_VARIABLE, '')}"
         if retry:
             _failed.pop(self._place, None)
         self._lock = renewed_in_child(self, "_lock", threading.Lock)
@@ -141,9 +142,12 @@ class Winners:
         except MissingDatabaseError:
             return Snapshot(), ""
         except ReleaseError:
-            raise  # a pinned process runs no other winners
+            raise
         except Exception as fault:  # a database, driver or file system may raise anything
             shown = str(fault) if isinstance(fault, TuningDBError) else f"{type(fault).__name__}: {fault}"
+            if self._read_from is not None and self._read_from.release:
+                # a pinned process runs no other winners
+                raise ReleaseError(f"{self._read_from.shown}: {shown}", hint="remove its copy") from fault
             _failed[self._place] = shown
             return Snapshot(), shown
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,55 +33,61 @@ def wrong(x):
 @registry.implements("square")
 def squares():
     return [
-        registry.implementation_of("square", "drifting.slow", slow, device_types="cpu", preference=10),
-        registry.implementation_of("square", "drifting.fast", fast, device_types="cpu"),
-        registry.implementation_of("square", "drifting.wrong", wrong, device_types="cpu"),
+        registry.implementation_of("square", "drifting.slow", slow, device_types="{device}", preference=10),
+        registry.implementation_of("square", "drifting.fast", fast, device_types="{device}"),
+        registry.implementation_of("square", "drifting.wrong", wrong, device_types="{device}"),
     ]
 '''
 HUGE, ANY = Interval(1e7, 9e6, 1.1e7), Interval(200.0, 1e-6, 1e6)
 
 
+class Drifting:
+    """A plugin file, and winners of its implementations that were measured under an older torch on a device."""
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        self.file = folder / "drifting.py"
+        self.file.write_text(PLUGIN.format(device=device))
+        self._device = Device.of(device)
+        self._catalog = Catalog(entry_points=())
+        self._catalog.load_file(self.file)
+
+    def store(self, n: int, name: str, then: Interval, fingerprint: str = "") -> str:
+        """Store a winner of squares of ``n`` elements; returns its uid."""
+        op, here = self._catalog.op("square"), self._device
+        environment = Environment(here.hardware(), {**here.software(), "torch": "2.0"})
+        key = CandidateKey(name, fingerprint or self._catalog.implementation("square", name).fingerprint(), {})
+        problem = problem_key(op, op.problem_of({"n": n, "dtype": "float32"}))
+        ratios = {"drifting.slow": then.value}
+        decision = Decision(problem, environment, Protocol("cold"), key, 5.0, default_ratio=then, baselines=ratios)
+        with Store.open() as store:
+            assert store.publish(store.start_run(environment), decision)
+        return decision.uid
+
+
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which the database and missed calls are."""
     monkeypatch.setenv("KERNEL_REGISTRY_DB", str(tmp_path / "tuning.db"))
     monkeypatch.setenv("KERNEL_REGISTRY_MISSES", str(tmp_path / "misses.yaml"))
     monkeypatch.setenv("KERNEL_REGISTRY_SHIPPED", "0")
-    path = tmp_path / "drifting.py"
-    path.write_text(PLUGIN)
-    return path
+    return tmp_path
 
 
 @pytest.fixture
-def store(plugin: Path) -> Any:
-    """Store a winner that was measured under an older torch."""
-    here, catalog = Device.of("cpu"), Catalog(entry_points=())
-    catalog.load_file(plugin)
-    op = catalog.op("square")
-    environment = Environment(here.hardware(), {**here.software(), "torch": "2.0"})
-
-    def store(n: int, name: str, then: Interval, fingerprint: str = "") -> str:
-        key = CandidateKey(name, fingerprint or catalog.implementation("square", name).fingerprint(), {})
-        problem = problem_key(op, op.problem_of({"n": n, "dtype": "float32"}))
-        decision = Decision(
-            problem,
-            environment,
-            Protocol("cold"),
-            key,
-            5.0,
-            default_ratio=then,
-            baselines={"drifting.slow": then.value},
-        )
-        with Store.open() as database:
-            assert database.publish(database.start_run(environment), decision)
-        return decision.uid
-
-    return store
+def drifting(own_files: Path) -> Drifting:
+    return Drifting(own_files)
 
 
 @pytest.mark.thorough
 def test_winners_that_do_not_hold_any_more_raise_an_alarm(
-    command: Command, plugin: Path, store: Any, few_blocks: None, own_lock: None
+    command: Command, drifting: Drifting, few_blocks: None, own_lock: None
 ) -> None:
+    check_alarms(command, drifting, "cpu")
+
+
+def check_alarms(command: Command, drifting: Drifting, device: str) -> None:
+    """Winners of each kind, timed again on a device."""
+    store, database = drifting.store, drifting.file.with_name("tuning.db")
     uids = {
         "slower": store(4096, "drifting.fast", HUGE),
         "same": store(8192, "drifting.fast", ANY),
@@ -90,38 +95,38 @@ def test_winners_that_do_not_hold_any_more_raise_an_alarm(
         "stale": store(8193, "drifting.fast", ANY, "another source"),
         "no default": store(4098, "drifting.slow", Interval(1.0, 0.9, 1.1)),
     }
-    before = Path(plugin.parent / "tuning.db").read_bytes()
-    told = command("registry", "drift", "--device", "cpu", "--plugin", plugin, "--json")
+    before = database.read_bytes()
+    told = command("registry", "drift", "--device", device, "--plugin", drifting.file, "--json")
     assert told.code == 1, told.err
     found = {one["uid"]: one for one in json.loads(told.out)}
     assert {kind: found[uid]["kind"] for kind, uid in uids.items()} == {kind: kind for kind in uids}
     assert {kind for kind, uid in uids.items() if found[uid]["alarm"]} == {"slower", "wrong"}
     same = found[uids["same"]]
     assert same["now"]["low"] < same["now"]["value"] < same["now"]["high"]
-    assert same["changed"] == [f"torch 2.0 -> {Device.of('cpu').software()['torch']}"]
+    assert same["changed"] == [f"torch 2.0 -> {Device.of(device).software()['torch']}"]
     assert "wrong_result" in found[uids["wrong"]]["reason"]
-    assert Path(plugin.parent / "tuning.db").read_bytes() == before, "nothing is stored"
+    assert database.read_bytes() == before, "nothing is stored"
 
 
-def test_without_an_alarm_it_ends_well(command: Command, plugin: Path, store: Any) -> None:
-    store(4098, "drifting.slow", Interval(1.0, 0.9, 1.1))
-    told = command("registry", "drift", "--device", "cpu", "--plugin", plugin)
+def test_without_an_alarm_it_ends_well(command: Command, drifting: Drifting) -> None:
+    drifting.store(4098, "drifting.slow", Interval(1.0, 0.9, 1.1))
+    told = command("registry", "drift", "--device", "cpu", "--plugin", drifting.file)
     assert told.code == 0, told.err
     assert told.out.splitlines()[-1] == "1 of 1 winner timed again: 1 no default"
     assert f"torch 2.0 -> {Device.of('cpu').software()['torch']}: 1 winner" in told.out
-    other = command("registry", "drift", "--device", "cpu", "--plugin", plugin, "--op", "softmax")
+    other = command("registry", "drift", "--device", "cpu", "--plugin", drifting.file, "--op", "softmax")
     assert other.code == 0
     assert other.out == "0 winners here, none from before a change of driver, torch or triton\n"
 
 
-def test_what_nobody_calls_is_left_out(command: Command, plugin: Path, store: Any, tmp_path: Path) -> None:
-    called = store(4098, "drifting.slow", ANY)
-    store(2**22, "drifting.slow", ANY)
-    counts = tmp_path / "counts.yaml"
+def test_what_nobody_calls_is_left_out(command: Command, drifting: Drifting) -> None:
+    called = drifting.store(4098, "drifting.slow", ANY)
+    drifting.store(2**22, "drifting.slow", ANY)
+    counts = drifting.file.with_name("counts.yaml")
     counts.write_text("square:\n  - {n: 4099, dtype: float32, count: 3}\n")
-    arguments = ("registry", "drift", "--device", "cpu", "--plugin", plugin, "--json")
+    arguments = ("registry", "drift", "--device", "cpu", "--plugin", drifting.file, "--json")
     assert [one["uid"] for one in json.loads(command(*arguments, "--counts", counts).out)] == [called]
-    (tmp_path / "misses.yaml").write_text(counts.read_text())
+    drifting.file.with_name("misses.yaml").write_text(counts.read_text())
     assert [one["uid"] for one in json.loads(command(*arguments).out)] == [called], "the file of missed calls"
 
 
@@ -135,9 +140,9 @@ def test_what_nobody_calls_is_left_out(command: Command, plugin: Path, store: An
     ],
 )
 def test_bad_input_is_told(
-    command: Command, plugin: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+    command: Command, drifting: Drifting, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
-    monkeypatch.chdir(plugin.parent)
+    monkeypatch.chdir(drifting.file.parent)
     told = command("registry", "drift", "--device", "cpu", *arguments)
     assert (told.code, told.out) == (2, "")
     assert message in told.err
