@@ -2,7 +2,7 @@
 
 The content of a release is text in the exchange format: the winners' decisions with all their finals, the runs of
 these, and the latest runs, whose rules for defaults dispatch reads. Its ``id`` is the SHA-256 of that text. Databases
-of the same winners make the same text.
+of the same winners and runs make the same text.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ID = re.compile(r"[0-9a-f]{64}")
+FILE_SUFFIX = ".jsonl"
+"""How the names of files of releases end, by which they are told from names of releases."""
+
 _SHOWN = 12
 """Characters of an id that are shown."""
 
@@ -61,10 +64,10 @@ def id_of(content: bytes) -> str:
 
 def check_name(name: str) -> None:
     """Raise InvalidRecordError for a text that cannot name a release."""
-    if _NAME.fullmatch(name) is None or is_id(name):
+    if _NAME.fullmatch(name) is None or is_id(name) or name.endswith(FILE_SUFFIX):
         raise InvalidRecordError(
             f"a release cannot be called {name!r:.120}",
-            hint="expected letters, digits, '.', '_' and '-', e.g. 2026-11-llama; and not the form of an id",
+            hint="expected letters, digits, '.', '_' and '-', e.g. 2026-11-llama; no id, and no name of a file",
         )
 
 
@@ -96,7 +99,7 @@ def add(session: Session, name: str, content: bytes) -> Release:
     known = session.execute(select(ReleaseRow).where(ReleaseRow.name == name)).scalar_one_or_none()
     if known is not None and known.id != made.id:
         raise InvalidRecordError(
-            f"the release {name} is there, with other winners ({shown_id(known.id)}, not {shown_id(made.id)})",
+            f"the release {name} is there, with other winners or rules ({shown_id(known.id)}, not {shown_id(made.id)})",
             hint="a release never changes: choose another name",
         )
     if known is not None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from tuning_db import ExchangeError, MissingDatabaseError, TuningDBError
 from tuning_db.database.location import VARIABLE, default_path
-from tuning_db.releases import find_content, find_id, id_of, is_id, shown_id
+from tuning_db.releases import FILE_SUFFIX, find_content, find_id, id_of, is_id, shown_id
 
 from ..errors import ReleaseError
 from ..paths import cache_folder, write_whole
@@ -22,7 +22,6 @@ RELEASE_VARIABLE = "KERNEL_REGISTRY_RELEASE"
 SECONDS = 30.0
 """The most seconds that a database may take to answer: a pinned process waits for its release, and fails without it."""
 
-_FILE = ".jsonl"
 _Answer = TypeVar("_Answer")
 
 
@@ -49,7 +48,7 @@ def pinned(database: str | None, environ: Mapping[str, str] = os.environ) -> Pin
 
 def release_named(told: str, database: str | None) -> PinnedRelease:
     """The release of that name, id or file, see ``pinned``. Raises ReleaseError."""
-    if told.endswith(_FILE) or os.sep in told:
+    if told.endswith(FILE_SUFFIX) or os.sep in told:
         return _of_file(told)
     release_id = told if is_id(told) else _id_of_name(told, database)
     path = release_copy(release_id)

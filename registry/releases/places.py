@@ -20,8 +20,8 @@ class WinnersPlace:
 def winners_place(database: str | None, *, anew: bool = False) -> WinnersPlace:
     """The place of winners for a process whose tuning database is ``database`` (None: the default place).
 
-    A site's copy is made ``anew`` if that is asked for. Raises ReleaseError for a pinned release
-    that is not found, TuningDBError for a site's database that cannot be read while there is no copy of it.
+    A site's copy is made ``anew`` if that is asked for. Raises ReleaseError for a pinned release that is not found,
+    TuningDBError for a site's database that cannot be read while there is no copy of it.
     """
     release = pinned(database)
     if release is not None:

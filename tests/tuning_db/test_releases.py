@@ -76,7 +76,7 @@ def test_equal_winners_have_one_id_in_every_database(url: str, tmp_path: Path, m
             assert third.winners_content() == store.winners_content()
 
 
-@pytest.mark.parametrize("name", ["", "a b", "../a", "-a", "a" * 101, "0" * 64])
+@pytest.mark.parametrize("name", ["", "a b", "../a", "-a", "a" * 101, "0" * 64, "a.jsonl"])
 def test_a_name_is_plain_text(store: Store, make: Any, name: str) -> None:
     tuned(store, make)
     with pytest.raises(InvalidRecordError, match="a release cannot be called"):
