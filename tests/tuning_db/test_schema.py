@@ -161,7 +161,9 @@ def test_results_are_not_added_to_an_older_version(tmp_path: Path, make: Any) ->
     path = _restored(FIXTURES / "v1.sql", tmp_path)
     with (
         Store.open(path, create=False, migrate=False) as store,
-        pytest.raises(OutdatedSchemaError, match="has schema version 1, only version 4 can be added to") as caught,
+        pytest.raises(
+            OutdatedSchemaError, match=f"has schema version 1, only version {schema.LATEST} can be added to"
+        ) as caught,
     ):
         store.start_run(make.environment)
     assert "registry db upgrade" in caught.value.hint
