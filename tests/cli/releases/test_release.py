@@ -6,14 +6,16 @@ import hashlib
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-import minisign
 import pytest
 
 from tuning_db import Store
 
 from ...report.records import H200, ROW, SPLIT, decision, softmax
 from ..conftest import Command
+
+minisign: Any = pytest.importorskip("minisign", reason="the signing extra is not installed")
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def keys(path: Path) -> minisign.KeyPair:
+def keys(path: Path) -> Any:
     """A key of the user's, ``minisign.key`` with the password ``secret`` and ``minisign.pub``."""
     pair = minisign.KeyPair.generate()
     (path / "minisign.pub").write_bytes(bytes(pair.public_key))
@@ -57,7 +59,7 @@ def test_a_release_is_made_once_and_listed(command: Command, path: Path) -> None
 
 
 def test_a_signed_release_is_imported_only_as_it_was_signed(
-    command: Command, path: Path, keys: minisign.KeyPair, monkeypatch: pytest.MonkeyPatch
+    command: Command, path: Path, keys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, other = path / "old.jsonl", path / "other.db"
     monkeypatch.setenv("KERNEL_REGISTRY_SIGNING_PASSWORD", "wrong")
