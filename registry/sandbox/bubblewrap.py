@@ -14,7 +14,8 @@ _INSTALL = "install it: apt-get install bubblewrap, dnf install bubblewrap, or p
 _ALLOW = (
     "the system has to let users make user namespaces: user.max_user_namespaces above 0,"
     " kernel.unprivileged_userns_clone = 1, and on Ubuntu"
-    " kernel.apparmor_restrict_unprivileged_userns = 0; a container has to allow them, too"
+    " kernel.apparmor_restrict_unprivileged_userns = 0; a container has to allow them, and a /proc of their own:"
+    " docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
 )
 _PROBE_S = 20.0
 

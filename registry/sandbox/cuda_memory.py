@@ -74,7 +74,7 @@ class CudaMemory(SharedMemory):
     @classmethod
     def made(cls, nbytes: int, index: int) -> CudaMemory:
         """New memory on a GPU of this process's numbering, in whole pages."""
-        torch.cuda.current_stream(index)  # the process's context has to be there
+        torch.zeros(1, device=torch.device("cuda", index))  # this thread needs a context
         wanted = _Properties(_PINNED, _FILE, _Location(_ON_DEVICE, index))
         page = ctypes.c_size_t()
         _call("cuMemGetAllocationGranularity", ctypes.byref(page), ctypes.byref(wanted), ctypes.c_int(0))

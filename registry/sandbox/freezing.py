@@ -28,8 +28,16 @@ class ProcessTree:
         self._root = root
         self._stopped: list[int] = []
 
-    def freeze(self) -> None:
-        """Stop every process; the tree is looked through until none is new. Raises FreezingError after two seconds."""
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return len(descendants(self._root))
+
+    def freeze(self) -> int:
+        """Stop every process and return their number; the tree is looked through until none is new.
+
+        Raises FreezingError after two seconds.
+        """
         until = time.monotonic() + _PATIENCE_S
         stopped: dict[int, None] = {}
         while True:
@@ -43,6 +51,7 @@ class ProcessTree:
             if time.monotonic() > until:
                 raise FreezingError(f"{len(found)} processes do not stop")
         self._stopped = list(stopped)
+        return len(found)
 
     def thaw(self) -> None:
         """Let all go on, parents first."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import resource
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -12,6 +14,9 @@ from ..errors import InvalidArgumentError
 
 _MEMORY_FLOOR = 0.04
 """The part of the machine's memory that stays free: a sandbox that takes more of it is ended."""
+
+_COUNTED_APART = (5, 14)
+"""From this Linux on the processes of a user namespace are counted for themselves, before with all of the user's."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +59,21 @@ def limit_this_process(given: Mapping[str, float], *, is_gpu: bool) -> None:
     wanted = {
         resource.RLIMIT_FSIZE: given["temporary_bytes"],
         resource.RLIMIT_NOFILE: given["open_files"],
-        resource.RLIMIT_NPROC: given["processes"],
         resource.RLIMIT_CORE: 0,
     }
+    if _linux() >= _COUNTED_APART:
+        wanted[resource.RLIMIT_NPROC] = given["processes"]
     if not is_gpu:
         wanted[resource.RLIMIT_DATA] = given["memory_bytes"]
     for kind, most in wanted.items():
         _, hard = resource.getrlimit(kind)
         least = int(most) if hard == resource.RLIM_INFINITY else min(int(most), hard)
         resource.setrlimit(kind, (least, least))
+
+
+def _linux() -> tuple[int, ...]:
+    """The kernel's version, (5, 14)."""
+    return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
 
 
 def memory_is_short() -> bool:

@@ -139,9 +139,14 @@ class SandboxedProgram:
 
     def _freeze(self) -> None:
         try:
-            self._tree.freeze()
+            self._check_number(self._tree.freeze())
         except FreezingError as fault:
             self.refuse("error", f"it cannot be stopped: {fault}")
+
+    def _check_number(self, processes: int) -> None:
+        # to root the kernel sets no limit but that of a control group
+        if processes > self._limits.processes:
+            self.refuse("error", f"it runs {processes} processes, {self._limits.processes} at most are allowed")
 
     def _received(self, seconds: float) -> bytes:
         """The next packet. Ends the program, and raises EntrantError, if none comes in time."""
@@ -168,8 +173,10 @@ class SandboxedProgram:
                 self._refuse_dead()
             if left <= 0:
                 self.refuse("timeout", f"it did not answer within {seconds:.0f} s")
-            if memory_is_short():
-                self.refuse("out_of_memory", "the machine has nearly no memory left while it runs")
+            if not ready:
+                self._check_number(self._tree.size)
+                if memory_is_short():
+                    self.refuse("out_of_memory", "the machine has nearly no memory left while it runs")
 
     def _hear(self, poll: select.poll) -> None:
         """Read what it printed, of which the end is kept."""

@@ -96,14 +96,16 @@ class SandboxedSubject:
         changed = [self._write(first + place, tensors) for place, tensors in enumerate(given)]
         looks = self._early_looks(count)
         self._settle()
-        if self._watch is not None:
-            self._watch.check(self.program, self._slots.layout.nbytes)
+        if self._watch is not None and count > 1:
+            self._watch.check_idle(self.program)
         if self.prepares and any(changed):
             self.program.ask({"do": "weights"}, self._limits.run_s)
         us = self.program.run(first, count)
         seen = [self._output(first + look.call, look.output)[look.places] for look in looks]
         self._settle()
         self.program.stop()
+        if self._watch is not None:
+            self._watch.check_memory(self.program, self._slots.layout.nbytes)
         self._read_back(first, given)
         for call, tensors in enumerate(outputs):
             for place, tensor in enumerate(tensors):

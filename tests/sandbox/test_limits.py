@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +135,6 @@ def running() -> list[str]:
 @pytest.mark.thorough
 def test_a_crowd_of_processes_is_stopped_between_requests_and_ended(tmp_path: Path, session: SandboxedSession) -> None:
     status, message = reason(PROCESSES, tmp_path, session, replace(LIMITS, processes=64, run_s=float(MARK)))
-    # to root the kernel sets no limit but that of a control group
-    assert status in {"error", "timeout", "crash", *(["ok"] if os.getuid() == 0 else [])}, message
+    assert status in {"error", "crash"}, message
+    assert "64 at most" in message or "Resource temporarily unavailable" in message
     assert running() == []
