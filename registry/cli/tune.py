@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..device import Device
     from ..discovery.catalog import Catalog
     from ..tuner.events import Result
+    from ..tuner.options import TuneOptions
     from ..tuner.shapes.shapes import Shapes as ToldShapes
     from .display.progress import Display
 
@@ -148,8 +149,6 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
         if dry_run:
             _show_plan(told, catalog, there, names, notes, every=all_sizes, json=json)
             return
-        from ..tuner import run
-        from ..tuner.events import Note
         from ..tuner.limits import Budget
         from ..tuner.options import TuneOptions
 
@@ -158,15 +157,33 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
             all_sizes=all_sizes, regime=regime,
             sampler=sampler, storage=storage,
         )  # fmt: skip
-        with _display(json) as display:
-            for note in notes:
-                display(Note(note))
-            results = run.tune(
-                told.all, catalog=catalog, device=there, database=db, options=options, observer=display,
-                counts=told.counts,
-            )  # fmt: skip
+        results, display = _tuned(told, catalog, there, notes, db, options, json=json)
     display.conclude(results)
     raise typer.Exit(_exit_code(results, display))
+
+
+def _tuned(
+    told: ToldShapes,
+    catalog: Catalog,
+    devices: Sequence[Device],
+    notes: Sequence[str],
+    database: str | None,
+    options: TuneOptions,
+    *,
+    json: bool,
+) -> tuple[tuple[Result, ...], Display]:
+    """The results of a run, and what has shown it."""
+    from ..tuner import run
+    from ..tuner.events import Note
+
+    with _display(json) as display:
+        for note in notes:
+            display(Note(note))
+        results = run.tune(
+            told.all, catalog=catalog, device=devices, database=database, options=options, observer=display,
+            counts=told.counts,
+        )  # fmt: skip
+    return results, display
 
 
 def _devices(wanted: str | None) -> tuple[Device, ...]:

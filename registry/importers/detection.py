@@ -55,7 +55,6 @@ class ImportedProblem:
     def reference(self) -> Implementation:
         """The file's own reference, as the implementation that others are compared with."""
         op = self.op
-
         return Submission(op.name, op.baseline, self.source.reference_caller, (self.file.text,), preference=0.0)
 
 

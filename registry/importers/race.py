@@ -16,7 +16,7 @@ from ..discovery.catalog import Catalog
 from ..errors import InvalidArgumentError
 from ..problem import Problem, canonical_json
 from ..tuner import run
-from ..tuner.events import Observer, ProblemSkipped
+from ..tuner.events import Event, Observer, ProblemSkipped
 from ..tuner.options import TuneOptions
 from .plugin_file import ForeignKernel
 
@@ -69,10 +69,10 @@ def race(
         raise InvalidArgumentError("race: no problem", hint="give --shapes FILE, or a problem file that tells sizes")
     skipped: dict[str, str] = {}
 
-    def observe(event: object) -> None:
+    def observe(event: Event) -> None:
         if isinstance(event, ProblemSkipped):
             skipped[event.problem.key] = event.reason
-        observer(event)  # type: ignore[arg-type]
+        observer(event)
 
     with tempfile.TemporaryDirectory(prefix="race-") as folder:
         url = database or str(Path(folder) / "race.db")

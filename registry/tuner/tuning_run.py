@@ -97,7 +97,8 @@ class TuningRun:
         left = set(problems) - {plan.problem for plan in known}
         todo = [plan for plan in self._plans if plan.problem in left and not self._skip(plan)]
         interrupted = False
-        self._left = TimeLeft(len(todo), self._options.budget.run_seconds, len(self._devices))
+        budget = self._options.budget
+        self._left = TimeLeft(len(todo), budget.run_seconds, len(self._devices), budget.device_seconds)
         try:
             self._begin_noise(aa_job(todo, self._protocol))
             batches = self._weights.batches(todo)

@@ -12,19 +12,15 @@ from typing import Any
 
 import torch
 
-from ..contract import Backward, Floor, Op, Packed, RowMajor, Tolerance
-from ..errors import ArgumentTypeError, InvalidArgumentError
-from ..packed import LAYOUT, PackedWeight, check_parts, column_pieces, dequantized, words
-from ..problem import Arguments, Problem, TensorSpec, Value, dtype_name
-from ..tracing import refuse
-from . import fills
-from .checks import HALVES, float_dtype, float_tensor, positive, shape_text
-from .rounding import fp32_weight, underflow, units
-
-BITS = 4
-PER_WORD = 8
-GROUP_SIZES = (32, 64, 128)
-KINDS = ("normal", "outliers", "spike_last", "constant", "groups")
+from ...contract import Backward, Floor, Op, Packed, RowMajor, Tolerance
+from ...errors import ArgumentTypeError, InvalidArgumentError
+from ...packed import PackedWeight, column_pieces, dequantized
+from ...problem import Arguments, Problem, Value, dtype_name
+from ...tracing import refuse
+from ..checks import HALVES, shape_text
+from ..rounding import fp32_weight, underflow, units
+from .formats import check, dims_beside
+from .inputs import KINDS, inputs
 
 
 def gemm_int4_reference(
@@ -99,7 +95,7 @@ def _in_schema_order(a: Any, w: PackedWeight) -> tuple[Any, ...]:
 
 
 def _problem(arguments: Arguments) -> Mapping[str, Value]:
-    a, dims = _dims_beside(arguments, "a")
+    a, dims = dims_beside(arguments, "a")
     if not a.shape or a.shape[-1] != dims["k"]:
         raise InvalidArgumentError(
             f"{arguments.op}: a has shape {shape_text(a.shape)} but w has K={dims['k']}",
@@ -109,87 +105,13 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
 
 
 def _backward_problem(arguments: Arguments) -> Mapping[str, Value]:
-    grad_y, dims = _dims_beside(arguments, "grad_y")
+    grad_y, dims = dims_beside(arguments, "grad_y")
     if not grad_y.shape or grad_y.shape[-1] != dims["n"]:
         raise InvalidArgumentError(
             f"{arguments.op}: grad_y has shape {shape_text(grad_y.shape)} but w has N={dims['n']}",
             hint=f"expected grad_y of shape [..., {dims['n']}]",
         )
     return {"m": math.prod(grad_y.shape[:-1]), **dims}
-
-
-def _dims_beside(arguments: Arguments, name: str) -> tuple[TensorSpec, dict[str, Value]]:
-    """The argument ``name``, and the dimensions by the weight, whose scales must have the argument's dtype."""
-    like = float_tensor(arguments, name, HALVES)
-    qweight, scales = arguments.tensor("qweight"), arguments.tensor("scales")
-    zeros = arguments.optional_tensor("zeros")
-    k, group_size, bits = arguments.integer("k"), arguments.integer("group_size"), arguments.integer("bits")
-    _check_format(arguments.op, bits, group_size, k, arguments.text("layout"))
-    if len(qweight.shape) != 2:
-        raise InvalidArgumentError(f"{arguments.op}: qweight has shape {shape_text(qweight.shape)}, expected [K/8, N]")
-    n = qweight.shape[1]
-    check_parts(arguments.op, qweight, scales, zeros, group_size, (n, k))
-    if zeros is not None and zeros.dtype != scales.dtype:
-        raise InvalidArgumentError(
-            f"{arguments.op}: zeros is {dtype_name(zeros.dtype)}, so any numbers, but only integers are supported",
-            hint=f"expected {dtype_name(scales.dtype)}, the scales' dtype",
-        )
-    if scales.dtype != like.dtype:
-        raise InvalidArgumentError(
-            f"{arguments.op}: {name} is {dtype_name(like.dtype)} but the scales of w are {dtype_name(scales.dtype)}",
-            hint=f"use w.to(dtype=torch.{dtype_name(like.dtype)})",
-        )
-    dims: dict[str, Value] = {"n": n, "k": k, "group_size": group_size, "bits": bits}
-    return like, dims | {"dtype": dtype_name(like.dtype), "symmetric": zeros is None}
-
-
-def _inputs(problem: Problem, kind: str, generator: torch.Generator, *, backward: bool = False) -> tuple[Any, ...]:
-    _check(problem)
-    summed = problem.n if backward else problem.k
-    a = _activations((problem.m, summed), problem.torch_dtype, kind, generator)
-    qweight = _words(problem, kind, generator)
-    scales, zeros = _groups(problem, kind, generator, summed)
-    if kind == "groups":
-        # makes its whole row NaN. No infinity: it is one or NaN by whether a weight is rounded to zero
-        fills.plant_in_rows(a, (torch.nan,), generator)
-    given = None if problem.symmetric else zeros
-    return a, qweight, scales, given, problem.bits, problem.group_size, problem.k, LAYOUT
-
-
-def _activations(shape: tuple[int, int], dtype: torch.dtype, kind: str, generator: torch.Generator) -> torch.Tensor:
-    if kind == "constant":
-        return fills.constant(shape, dtype, generator, 0.5)
-    a = fills.normal(shape, dtype, generator)
-    if kind == "outliers":
-        return fills.plant_outliers(a, 60.0, generator)
-    if kind == "spike_last":
-        # the last element that is summed over weighs 64 times as much as all the others together
-        a[:, -1:] = 8.0 * math.sqrt(shape[1])
-    return a
-
-
-def _words(problem: Problem, kind: str, generator: torch.Generator) -> torch.Tensor:
-    shape, device = (words(problem.k, problem.bits), problem.n), generator.device
-    if kind == "constant":
-        # eleven in each nibble: neither zero point is 11, so that the product is not 0
-        return torch.full(shape, 0xBBBBBBBB - 2**32, dtype=torch.int32, device=device)
-    return torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=device, generator=generator)
-
-
-def _groups(problem: Problem, kind: str, generator: torch.Generator, summed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales for outputs of about 1, and zero points. Neighbouring groups and columns always differ."""
-    shape, dtype = (problem.k // problem.group_size, problem.n), problem.torch_dtype
-    device = generator.device
-    unit = 1 / (4.6 * math.sqrt(summed))
-    if kind == "constant":
-        return fills.constant(shape, dtype, generator, unit), fills.constant(shape, dtype, generator, 7.0)
-    scales = torch.rand(shape, dtype=dtype, device=device, generator=generator).add_(0.5).mul_(unit)
-    low, high = (0, 16) if kind == "groups" else (6, 11)
-    zeros = torch.randint(low, high, shape, dtype=torch.int32, device=device, generator=generator).to(dtype)
-    if kind == "groups":
-        # factors 1, 4, 16 in turn along K: a neighbour's scale is wrong by at least a factor of 4
-        scales *= 4.0 ** (torch.arange(shape[0], device=device) % 3).unsqueeze(1).to(dtype)
-    return scales, zeros
 
 
 def _floor(problem: Problem) -> Floor:
@@ -208,39 +130,6 @@ def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     rms = reference.square().mean(-1, keepdim=True).sqrt_()
     summed = problem.n if problem.op.endswith("_backward") else problem.k
     return reference.abs() + rms * (4 + fp32_weight(problem) * math.sqrt(summed))
-
-
-def _check(problem: Problem) -> None:
-    positive(problem, "m", "n", "k", "group_size", "bits")
-    float_dtype(problem, HALVES)
-    _check_format(problem.op, problem.bits, problem.group_size, problem.k, LAYOUT)
-
-
-def _check_format(what: str, bits: int, group_size: int, k: int, layout: str) -> None:
-    """Raise InvalidArgumentError for a format of PackedWeight that this op does not accept."""
-    if bits != BITS:
-        raise InvalidArgumentError(
-            f"{what}: bits={bits}, only {BITS} is supported", hint=f"registry.quantize(weight, bits={BITS})"
-        )
-    if layout != LAYOUT:
-        raise InvalidArgumentError(
-            f"{what}: layout {layout!r}, only {LAYOUT!r} is supported",
-            hint="w has act-order (g_idx) or a codebook, and gemm_int4 takes neither; use w.dequantize()",
-        )
-    if k < PER_WORD or k % PER_WORD:
-        raise InvalidArgumentError(
-            f"{what}: K={k} is no multiple of {PER_WORD}, the elements of a word",
-            hint="pad the weight and the activations with zeros along K",
-        )
-    if group_size != k and group_size not in GROUP_SIZES:
-        raise InvalidArgumentError(
-            f"{what}: group_size={group_size}", hint=f"expected {', '.join(map(str, GROUP_SIZES))} or K={k}"
-        )
-    if k % group_size:
-        raise InvalidArgumentError(
-            f"{what}: K={k} is no multiple of group_size={group_size}",
-            hint=f"use a group size that divides K, or K={k} itself: one scale a column",
-        )
 
 
 def _examples() -> tuple[dict[str, Value], ...]:
@@ -264,7 +153,7 @@ _SHARED: dict[str, Any] = {
     "dynamic": frozenset({"m"}),
     "kinds": KINDS,
     "examples": _examples(),
-    "check": _check,
+    "check": check,
     "weights": frozenset({"qweight", "scales", "zeros"}),
 }
 _WEIGHT = "Tensor qweight, Tensor scales, Tensor? zeros, int bits, int group_size, int k, str layout"
@@ -275,7 +164,7 @@ GEMM_INT4 = Op(
     reference=gemm_int4_reference,
     fake=RowMajor(lambda a, qweight, *_: [((*a.shape[:-1], qweight.shape[1]), a.dtype)]),
     problem=_problem,
-    inputs=_inputs,
+    inputs=inputs,
     flatten=_flatten,
     packed=Packed("w", PackedWeight, _PARTS),
     backward=Backward("gemm_int4_backward", ("qweight", "scales", "zeros")),
@@ -287,6 +176,6 @@ GEMM_INT4_BACKWARD = Op(
     reference=gemm_int4_backward_reference,
     fake=RowMajor(lambda grad_y, *rest: [((*grad_y.shape[:-1], rest[-2]), grad_y.dtype)]),
     problem=_backward_problem,
-    inputs=partial(_inputs, backward=True),
+    inputs=partial(inputs, backward=True),
     **_SHARED,
 )
