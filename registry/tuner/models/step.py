@@ -58,7 +58,10 @@ class _Step:
         loss: Dims = {"rows": self._tokens, "cols": head.outputs, "reduction": "mean", "dtype": self._dtype}
         if self._training and not decoder.changes_logits:
             fused: Dims = {**loss, "k": head.inputs, "bias": head.bias}
-            yield from self._with_backward("fused_linear_cross_entropy", fused)
+            if self._dtype == "float16":  # its gradients wait for the loss scale
+                yield from self._with_backward("fused_linear_cross_entropy", fused)
+            else:
+                yield ("fused_linear_cross_entropy_gradients", fused), 1
             return
         # a prompt's logits are needed of the last token of each sequence alone
         for one in self._product(head, self._tokens if self._training else self._phase.batch):
@@ -117,10 +120,11 @@ class _Step:
 
     def _rotation(self, attention: Attention) -> Iterator[Called]:
         rotary = attention.rotary
-        if rotary is not None and not self._training:  # the op writes in place and has no gradient
+        if rotary is not None:
             sizes: Dims = {"heads": rotary.heads, "kv_heads": rotary.kv_heads, "head_dim": rotary.head_dim}
             kind: Dims = {"rotary_dim": rotary.rotary_dim, "style": rotary.style, "dtype": self._dtype}
-            yield "rotary_embedding", {"tokens": self._tokens, **sizes, **kind}
+            for _ in range(2 if self._training else 1):  # gradients are rotated back
+                yield "rotary_embedding", {"tokens": self._tokens, **sizes, **kind}
 
     def _attention(self, attention: Attention) -> Iterator[Called]:
         phase, page = self._phase, self._workload.page

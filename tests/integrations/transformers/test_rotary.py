@@ -44,14 +44,39 @@ def test_an_applied_model_calls_the_op_once_a_layer_and_other_models_never(calls
     assert len(calls) == 2
 
 
-def test_with_gradients_and_under_autocast_the_models_own_function_rotates(calls: list[str]) -> None:
+def test_under_autocast_the_models_own_function_rotates(calls: list[str]) -> None:
     model = tiny("llama")
     apply(model)
     calls.clear()
-    model(prompt())
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        model(prompt())
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
+            model(prompt())
     assert calls == []
+
+
+def test_gradients_are_rotated_back_by_the_op(calls: list[str]) -> None:
+    plain, applied = tiny("llama"), tiny("llama")
+    apply(applied)
+    calls.clear()
+    seeds = torch.randn(plain(prompt()).logits.shape)
+    for model in (plain, applied):
+        model(prompt()).logits.backward(seeds)
+    assert calls == ["rotary_embedding"] * 4
+    for one, other in zip(applied.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_a_second_derivative_of_a_rotation_is_an_error(calls: list[str]) -> None:
+    model = tiny("llama")
+    apply(model)
+    calls.clear()
+    q, k = (torch.randn(1, heads, 5, 16, requires_grad=True) for heads in (4, 2))
+    cos, sin = model.model.rotary_emb(q, torch.arange(5)[None])
+    query, key = modeling_llama.apply_rotary_pos_emb(q, k, cos, sin)
+    (slope,) = torch.autograd.grad(query.square().sum() + key.sum(), q, create_graph=True)
+    assert calls == ["rotary_embedding"] * 2
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
 
 
 def test_positions_of_each_sequence_and_of_all_rotate_alike(calls: list[str]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
@@ -27,14 +28,14 @@ QkRotation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class RotaryForward(Swapped):
-    """The module's own cosines and sines; without gradients the cosines carry positions, the op's table and the sines.
+    """The module's own cosines and sines; the cosines carry positions, the op's table and the sines.
 
     Under torch.compile they do not: Inductor fuses the rotation with what stands around it.
     """
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = super().forward(x, *args, **kwargs)
-        if not is_dynamo_compiling() and not torch.is_grad_enabled():
+        if not is_dynamo_compiling() and not cos.requires_grad:
             setattr(cos, _TABLE, (*_table(cos, sin, x.shape[0]), sin))
         return cos, sin
 
@@ -85,19 +86,46 @@ def _by_table(own: QkRotation) -> QkRotation:
     def rotate(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        held = None if is_dynamo_compiling() or torch.is_grad_enabled() else getattr(cos, _TABLE, None)
+        held = None if is_dynamo_compiling() else getattr(cos, _TABLE, None)
         if held is None or args or kwargs or not q.dtype is k.dtype is cos.dtype or q.shape[-1] != cos.shape[-1]:
             return own(q, k, cos, sin, *args, **kwargs)
         positions, table, its_sin = held
         if sin is not its_sin:  # somebody rotates otherwise, with the model's cosines
             return own(q, k, cos, sin, *args, **kwargs)
-        # copies: a model may use the same keys as values, and hooks what q_proj returned
-        query, key = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (q, k))
-        call("rotary_embedding", positions, query, key, q.shape[-1], table, True)
-        return query.transpose(1, 2), key.transpose(1, 2)
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+            turned: tuple[torch.Tensor, torch.Tensor] = _Rotation.apply(q, k, positions, table)
+            return turned
+        return _rotated_copies(q, k, positions, table)
 
     rotate.registry_own = own  # type: ignore[attr-defined]
     return rotate
+
+
+def _rotated_copies(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, table: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotated copies of [batch, heads, seq, head_dim]: a model may use the same keys as values, and hooks q_proj's."""
+    query, key = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (q, k))
+    call("rotary_embedding", positions, query, key, q.shape[-1], table, True)
+    return query.transpose(1, 2), key.transpose(1, 2)
+
+
+class _Rotation(torch.autograd.Function):
+    """A rotation with gradients, which are rotated back: it keeps positions and table, and no activations."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, table: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.save_for_backward(positions, table)
+        return _rotated_copies(q, k, positions, table)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_q: torch.Tensor, grad_k: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        positions, table = ctx.saved_tensors
+        cos, sin = table.chunk(2, -1)
+        return *_rotated_copies(grad_q, grad_k, positions, torch.cat((cos, -sin), -1)), None, None
 
 
 def _table(cos: torch.Tensor, sin: torch.Tensor, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
