@@ -75,7 +75,8 @@ class LogitGradients:
         # an error of the log-sum-exp is one of all the row's exponentials alike, whose sum with the weight this is
         even = self._values["label_smoothing"] * weight.mean(0).abs()
         together = reference.abs() + self._factors[:, None] * (weight[self._targets.place].abs() + even)
-        return scale + (self._lse_error[:, None] * together).nan_to_num(0.0, 0.0, 0.0)
+        found: torch.Tensor = scale + (self._lse_error[:, None] * together).nan_to_num(0.0, 0.0, 0.0)
+        return found
 
     def of_columns(self, reference: torch.Tensor) -> torch.Tensor:
         """The scale of grad_weight, or of grad_bias, whose factor is 1 where that of grad_weight is x."""

@@ -153,7 +153,10 @@ class _Step:
 
     def _mlp(self, mlp: FeedForward) -> Iterator[Called]:
         yield from self._product(mlp.into, self._tokens)
-        yield from self._activated(mlp.activation, mlp.gated, self._tokens, mlp.width)
+        activated = [*self._activated(mlp.activation, mlp.gated, self._tokens, mlp.width)]
+        yield from activated
+        if self._training and mlp.gated:
+            yield from activated[:1]  # computed again for the gradients
         yield from self._product(mlp.back, self._tokens)
 
     def _activated(self, activation: str, gated: bool, rows: int, cols: int) -> Iterator[Called]:

@@ -67,6 +67,40 @@ def test_layers_of_one_input_learn_as_one_product_and_alone_where_one_is_frozen(
         assert gradients[0].untyped_storage().data_ptr() == gradients[1].untyped_storage().data_ptr()
 
 
+def test_of_a_gated_mlp_autograd_keeps_no_more_than_gate_and_up_beside_inputs() -> None:
+    """And neither the activation's result nor queries and keys before their rotation."""
+    _, model = pair(dtype=torch.bfloat16)
+    kept: dict[int, int] = {}
+    weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes() // prompt().numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        logits = model.train()(prompt(), use_cache=False).logits
+    config = model.config
+    assert 2 * config.intermediate_size * 2 in kept.values()
+    assert config.intermediate_size * 2 not in kept.values()
+    assert (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim * 2 not in kept.values()
+    assert logits.requires_grad
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "phi3"])
+def test_an_activation_that_is_computed_again_has_the_plain_gradients(family: str) -> None:
+    plain, model = pair(family)
+    seeds = torch.randn(plain(prompt()).logits.shape)
+    for one in (plain, model):
+        one.model.layers[0].mlp.down_proj.bias = torch.nn.Parameter(torch.full((64,), 0.1))
+        one(prompt()).logits.backward(seeds)
+    for (name, own), other in zip(plain.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(
+            other.grad, own.grad, atol=2e-4, rtol=2e-4, msg=lambda told, at=name: f"{at}: {told}"
+        )
+
+
 def test_weights_that_change_before_the_backward_are_an_error() -> None:
     _, applied = pair()
     loss = applied.train()(prompt(), labels=prompt(), use_cache=False).loss

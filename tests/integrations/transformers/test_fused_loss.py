@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 
+import registry
 from registry.errors import RegistryError
 from registry.integrations.transformers import apply, lora_config, restore
 
@@ -144,6 +145,39 @@ def test_half_precision_has_a_float32_loss_and_gradients_as_near_as_the_plain_mo
     for name, gradient in gradients.items():
         allowed = 2 * (plain_gradients[name].double() - gradient).norm() + 1e-2 * gradient.norm()
         assert (its[name].double() - gradient).norm() < allowed, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_second_backward_gives_the_first_ones_gradients(dtype: torch.dtype) -> None:
+    model = applied(dtype=dtype)
+    loss = model(prompt(), labels=labels(), use_cache=False).loss * 3.0
+    loss.backward(retain_graph=True)
+    first = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter.grad, first[name]), name
+    assert all(one.any() for one in first.values())
+
+
+@pytest.mark.parametrize("frozen", ["lm_head.weight", "model"])
+def test_what_is_frozen_gets_no_gradient(frozen: str) -> None:
+    plain, model = training(tie_word_embeddings=False), applied(tie_word_embeddings=False)
+    for one in (plain, model):
+        for name, parameter in one.named_parameters():
+            parameter.requires_grad_(not name.startswith(frozen))
+    assert agree(plain, model).logits is None
+
+
+def test_loss_and_gradients_come_from_one_op_and_losses_alone_from_another(tmp_path: Path) -> None:
+    model = applied(dtype=torch.bfloat16)
+    called = []
+    for grad in (True, False):
+        with registry.record(tmp_path / f"{grad}.yaml"), torch.set_grad_enabled(grad):
+            model(prompt(), labels=labels(), use_cache=False)
+        called.append((tmp_path / f"{grad}.yaml").read_text())
+    assert ["fused_linear_cross_entropy_gradients:" in each for each in called] == [True, False]
+    assert ["fused_linear_cross_entropy:" in each for each in called] == [False, True]
 
 
 def test_autocast_computes_in_its_dtype_and_gives_float32_gradients() -> None:

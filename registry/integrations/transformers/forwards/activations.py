@@ -32,11 +32,22 @@ def activation_kind(function: object) -> ActivationKind | None:
     return None
 
 
+def gated_backward(gradient: torch.Tensor | None, both: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
+    """The gradient of ``both`` by that of ``gated(both, kind)``."""
+    found: torch.Tensor
+    if kind == "silu":
+        found = call("silu_and_mul_backward", gradient, both)
+    else:
+        found = call("gelu_and_mul_backward", gradient, both, _approximation(kind))
+    return found
+
+
 def gated(both: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
     """``act(gate) * up`` of ``[..., 2 * d]``, gate first."""
     y: torch.Tensor
-    if kind == "silu":
-        y = call("silu_and_mul", both)
-    else:
-        y = call("gelu_and_mul", both, approximate="tanh" if kind == "gelu_tanh" else "none")
+    y = call("silu_and_mul", both) if kind == "silu" else call("gelu_and_mul", both, approximate=_approximation(kind))
     return y
+
+
+def _approximation(kind: ActivationKind) -> str:
+    return "tanh" if kind == "gelu_tanh" else "none"

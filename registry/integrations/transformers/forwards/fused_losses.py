@@ -16,7 +16,7 @@ import torch
 from ....errors import RegistryError
 from ....tracing import refuse
 from ..swapping import Swapped, swap
-from .linears import LinearForward
+from .linears import LinearForward, is_bare
 
 Forward = Callable[..., Any]
 
@@ -124,13 +124,8 @@ def _deferring(own: Forward) -> Forward:
 
 
 def _defers(layer: Any) -> bool:
-    """Whether a model's output layer is still the one that hands on its input, with a plain weight and without hooks.
-
-    An adapter or FSDP may have taken its place; FSDP also frees a layer's weight after its forward, by a hook.
-    """
-    if not isinstance(layer, OutputForward) or layer._forward_hooks or layer._forward_pre_hooks:
-        return False
-    return type(layer.weight) in {torch.nn.Parameter, torch.Tensor} and "forward" not in layer.__dict__
+    """Whether a model's output layer is still the one that hands on its input."""
+    return isinstance(layer, OutputForward) and is_bare(layer)
 
 
 def _one_dtype(x: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -9,7 +9,8 @@ import torch
 from ....nn import PackedLinear
 from ..proofs import disagreement
 from ..swapping import Swapped, swap, unswap
-from .activations import ActivationKind, activation_kind, gated
+from .activations import ActivationKind, activation_kind
+from .gated_gradients import down_of_gated
 from .linears import AnyLinear, LinearGroup
 
 _ACTIVATIONS = ("act_fn", "activation_fn", "act")
@@ -28,7 +29,7 @@ class GatedForward(Swapped):
         if both is None:
             plain: torch.Tensor = super().forward(x)
             return plain
-        y: torch.Tensor = self.down_proj(gated(both, self.registry_kind))
+        y: torch.Tensor = down_of_gated(self.down_proj, both, self.registry_kind)
         return y
 
 
@@ -40,7 +41,7 @@ class JointGatedForward(Swapped):
     registry_kind: ActivationKind
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.down_proj(gated(self.gate_up_proj(x), self.registry_kind))
+        y: torch.Tensor = down_of_gated(self.down_proj, self.gate_up_proj(x), self.registry_kind)
         return y
 
 

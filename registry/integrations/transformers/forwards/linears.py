@@ -36,6 +36,17 @@ class LinearForward(Swapped):
         return y
 
 
+def is_bare(layer: torch.nn.Module) -> bool:
+    """Whether a layer's call is its class's forward of a plain weight, without hooks.
+
+    An adapter or FSDP may have taken its place; FSDP also frees a layer's weight after its forward, by a hook.
+    """
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    if any(hooks) or "forward" in layer.__dict__:
+        return False
+    return type(layer.weight) in {torch.nn.Parameter, torch.Tensor}
+
+
 class MemberForward(Swapped):
     """One of several linear layers of one input: the first that is called computes the product of all.
 
