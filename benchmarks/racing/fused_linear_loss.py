@@ -3,8 +3,9 @@
     python -m benchmarks.racing.fused_linear_loss [--rows N] [--k N] [--cols N] [--dtype NAME] [--rounds N]
                                                   [--json FILE]
 
-The forms are ``fused_linear_cross_entropy`` as dispatch runs it, torch's linear layer and cross-entropy, the same under
-torch.compile, and LigerFusedLinearCrossEntropyLoss (``pip install liger-kernel``). Times are milliseconds between
+The forms are ``fused_linear_cross_entropy`` as dispatch runs it; "at once", where loss and gradients are
+``fused_linear_cross_entropy_gradients``; torch's linear layer and cross-entropy, the same under torch.compile, and
+LigerFusedLinearCrossEntropyLoss (``pip install liger-kernel``). Times are milliseconds between
 events, medians of rounds in which the forms take turns. ``peak`` is the memory above what the arguments take, in MiB;
 for forward and backward it holds the gradients. Needs a GPU.
 """
@@ -18,6 +19,7 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +30,9 @@ from ..arguments import output_file
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """The mean loss of x [rows, k], weight [cols, k] and target [rows]."""
+
+LossStep = Callable[[Sequence[torch.Tensor]], None]
+"""What is measured of a form: it takes x, weight and target."""
 
 NAME = "fused_linear_cross_entropy"
 
@@ -63,10 +68,12 @@ def of_liger(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> tor
     return loss
 
 
-def forms() -> Mapping[str, Loss]:
-    """All forms by name."""
+def forms() -> Mapping[str, tuple[LossStep, LossStep]]:
+    """The loss alone, and the loss with its gradients, of all forms by name."""
     compiled: Loss = torch.compile(of_torch, fullgraph=True, dynamic=False)
-    return {"registry": of_registry, "torch": of_torch, "torch.compile": compiled, "Liger": of_liger}
+    losses = {"registry": of_registry, "torch": of_torch, "torch.compile": compiled, "Liger": of_liger}
+    found = {name: (partial(forward, loss), partial(both, loss)) for name, loss in losses.items()}
+    return {"registry": found.pop("registry"), "at once": (partial(forward, of_registry), at_once), **found}
 
 
 def forward(loss: Loss, values: Sequence[torch.Tensor]) -> None:
@@ -81,44 +88,51 @@ def both(loss: Loss, values: Sequence[torch.Tensor]) -> None:
     torch.autograd.grad(loss(x, weight, target), (x, weight))
 
 
+def at_once(values: Sequence[torch.Tensor]) -> None:
+    """The loss and its gradients by x and weight, as one op."""
+    x, weight, target = values
+    registry.call(f"{NAME}_gradients", x.detach(), weight.detach(), target)
+
+
 def measure(rows: int, k: int, cols: int, dtype: torch.dtype, rounds: int) -> list[LossForm]:
     """Every form on one problem; the first call of each, which compiles, is not timed."""
     generator = torch.Generator("cuda").manual_seed(7)
     x, weight = (torch.randn(size, k, device="cuda", generator=generator).to(dtype) for size in (rows, cols))
     weight.mul_(k**-0.5)
     values = (x.requires_grad_(), weight.requires_grad_(), torch.randint(cols, (rows,), device="cuda"))
-    able, found = {}, []
-    for name, loss in forms().items():
+    able: dict[str, tuple[tuple[LossStep, LossStep], tuple[float, float]]] = {}
+    found = []
+    for name, steps in forms().items():
         try:
-            able[name] = (loss, _peak(forward, loss, values), _peak(both, loss, values))
+            able[name] = (steps, (_peak(steps[0], values), _peak(steps[1], values)))
         except Exception as fault:  # a form that is not installed, or has too little memory, is a row that says so
             found.append(LossForm(name, fault=f"{type(fault).__name__}: {fault}".splitlines()[0][:160]))
             torch.cuda.empty_cache()
     times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in able}
     for _ in range(rounds):
-        for name, (loss, *_peaks) in able.items():
-            for step, taken in zip((forward, both), times[name], strict=True):
-                taken.append(_milliseconds(step, loss, values))
-    for name, (_, alone, whole) in able.items():
+        for name, (steps, _) in able.items():
+            for step, taken in zip(steps, times[name], strict=True):
+                taken.append(_milliseconds(step, values))
+    for name, (_, peaks) in able.items():
         forward_ms, both_ms = map(statistics.median, times[name])
-        found.append(LossForm(name, forward_ms, both_ms, alone, whole))
+        found.append(LossForm(name, forward_ms, both_ms, *peaks))
     return found
 
 
-def _peak(step: Callable[..., None], loss: Loss, values: Sequence[torch.Tensor]) -> float:
-    step(loss, values)
+def _peak(step: LossStep, values: Sequence[torch.Tensor]) -> float:
+    step(values)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    step(loss, values)
+    step(values)
     torch.cuda.synchronize()
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def _milliseconds(step: Callable[..., None], loss: Loss, values: Sequence[torch.Tensor]) -> float:
+def _milliseconds(step: LossStep, values: Sequence[torch.Tensor]) -> float:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
-    step(loss, values)
+    step(values)
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.racing.fused_linear_loss import LossForm, both, main, of_registry, of_torch, table
+from benchmarks.racing.fused_linear_loss import LossForm, at_once, both, main, of_registry, of_torch, table
 
 
 def test_forms_compute_one_loss() -> None:
@@ -13,6 +13,7 @@ def test_forms_compute_one_loss() -> None:
     torch.testing.assert_close(of_registry(*values), of_torch(*values))
     for loss in (of_registry, of_torch):
         both(loss, values)
+    at_once(values)
     assert values[0].grad is None
 
 

@@ -116,6 +116,73 @@ def test_all_logits_are_never_held(dispatcher: Dispatcher, form: str) -> None:
     assert held < rows * COLS * x.element_size() / 2
 
 
+# --- loss and gradients at once
+
+GRADIENTS = f"{NAME}_gradients"
+AT_ONCE: dict[str, tuple[str, dict[str, Any]]] = {
+    "torch.chunked": ("torch.chunked", {"CHUNK": 1024}),
+    "triton.chunked": ("triton.chunked", {"CHUNK": 1024, "BLOCK": 4096, "num_warps": 16}),
+    "small chunks": ("triton.chunked", {"CHUNK": 256, "BLOCK": 8192, "num_warps": 32}),
+}
+AT_ONCE_EACH = pytest.mark.parametrize("form", AT_ONCE)
+
+
+def at_once(dispatcher: Dispatcher, x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    """Loss and gradients by x and weight."""
+    found = dispatcher.call(GRADIENTS, x.detach(), weight.detach(), target, reduction="sum")
+    return tuple(found[:3])
+
+
+@AT_ONCE_EACH
+def test_gradients_at_once_are_right_for_several_chunks_and_other_row_counts(dispatcher: Dispatcher, form: str) -> None:
+    with dispatcher.using(**{GRADIENTS: AT_ONCE[form]}):
+        for rows, shift in ((2600, 0), (1, 0), (1024, 0), (1025, 1), (77, 1), (2600, 1)):
+            x, weight, tokens = drawn(rows + shift)
+            given, target = x[:rows].detach(), tokens.fill_(3) if rows == 1 else tokens
+            loss, *found = at_once(dispatcher, given, weight, target[shift:])
+            wide = [each.detach().double().requires_grad_() for each in (given, weight)]
+            expected = torch.nn.functional.cross_entropy(wide[0] @ wide[1].T, target[shift:], reduction="sum")
+            assert loss.item() == pytest.approx(expected.item(), rel=1e-3)
+            for one, other in zip(found, torch.autograd.grad(expected, wide), strict=True):
+                largest = other.abs().max().item()
+                torch.testing.assert_close(one.double(), other, atol=0.02 * largest, rtol=0.02)
+
+
+@AT_ONCE_EACH
+def test_gradients_at_once_are_captured(dispatcher: Dispatcher, form: str) -> None:
+    x, weight, target = drawn(2600)
+    with dispatcher.using(**{GRADIENTS: AT_ONCE[form]}):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            at_once(dispatcher, x, weight, target)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = at_once(dispatcher, x, weight, target)
+        with torch.no_grad():
+            x.copy_(torch.randn_like(x))
+        graph.replay()
+        expected = at_once(dispatcher, x, weight, target)
+    for one, other in zip(captured, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_gradients_at_once_hold_a_chunk_of_logits_beside_the_gradients(dispatcher: Dispatcher) -> None:
+    rows = 20_000
+    x, weight, target = drawn(rows)
+    with dispatcher.using(**{GRADIENTS: AT_ONCE["triton.chunked"]}):
+        for _ in range(2):
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            at_once(dispatcher, x, weight, target)
+            torch.cuda.synchronize()
+            held = torch.cuda.max_memory_allocated() - before
+    gradients = sum(each.numel() * each.element_size() for each in (x, weight))
+    assert held - gradients < rows * COLS * x.element_size() / 4
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_product_of_halves_is_added_in_float32(dtype: torch.dtype) -> None:
     a = torch.randn(300, 512, device="cuda").to(dtype)

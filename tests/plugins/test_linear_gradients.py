@@ -1,4 +1,4 @@
-"""fused_linear_cross_entropy_gradients' implementations: chunks, how they are summed, Inductor's, and what they hold."""
+"""fused_linear_cross_entropy_gradients' implementations: chunks, their sums, Inductor's, and what they hold."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ def test_all_logits_are_refused_where_they_take_more_than_a_quarter_of_the_memor
     assert not list(catalog.implementation(OP.name, "torch.chunked").unsupported(problem, H200))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", one_of_each(["ignored", "masked", "outside", "smoothed"], lambda kind: 0))
 def test_what_inductor_makes_is_right(kind: str, catalog: Catalog) -> None:
     check(catalog, "torch.compile", {}, problem_of(5, 333, 16, "bfloat16", bias=True), kind)

@@ -90,21 +90,21 @@ class ChunkedLinearLossGradients(LossIntoGradient):
             adds_wide(device.torch, problem.torch_dtype)
         chunk = _chunk(problem, config)
         first, last = (_GRADIENT.bind(each, config, device, built) for each in _parts(problem, chunk))
-        return _ChunkedGradients(first, last, chunk)
+        return _ChunkedLossGradients(first, last, chunk)
 
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:
         chunk = _chunk(problem, config)
-        known = (like.whole, like.rest) if isinstance(like, _ChunkedGradients) else (None, None)
+        known = (like.whole, like.rest) if isinstance(like, _ChunkedLossGradients) else (None, None)
         first, last = (
             _GRADIENT.bind_loaded(each, config, device, signature, run)
             for each, run in zip(_parts(problem, chunk), known, strict=True)
         )
-        return None if first is None or last is None else _ChunkedGradients(first, last, chunk)
+        return None if first is None or last is None else _ChunkedLossGradients(first, last, chunk)
 
 
-class _ChunkedGradients:
+class _ChunkedLossGradients:
     """The products and gradients of chunks of ``chunk`` rows by ``whole``, of the last rows by ``rest``; then sums."""
 
     def __init__(self, whole: Run, rest: Run, chunk: int) -> None:
