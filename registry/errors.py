@@ -125,5 +125,9 @@ class StoreError(RegistryError):
     """A tuning database that cannot be opened, read or written."""
 
 
+class ReleaseError(StoreError):
+    """A release that cannot be found, read or made, or ranks of a job that do not run the same one."""
+
+
 class CheckError(RegistryError, AssertionError):
     """An op or implementation that failed ``registry.testing``; the message lists every failure."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _DATED = re.compile(r"(?P<where>.+)@(?P<when>\d{4}-\d{2}-\d{2}(?:[T ][0-9:.]+(?:Z|[+-]\d{2}:?\d{2})?)?)", re.DOTALL)
 _DAY = len("2026-01-01")
+_RELEASE = "release:"
+"""How a source begins that is a release, by its name or id."""
 
 _COLUMNS = (
     Column("µs before", right=True),
@@ -41,7 +43,10 @@ _COLUMNS = (
 
 def compare(
     before: Annotated[
-        str, typer.Argument(metavar="A", help="A database (path or URL) or an export; with @DATE: as it was then.")
+        str,
+        typer.Argument(
+            metavar="A", help="A database (path or URL) or an export; with @DATE: as it was then. Or release:NAME."
+        ),
     ],
     after: Annotated[str, typer.Argument(metavar="B", help="What to compare it with, likewise.")],
     op: SeveralOps = None,
@@ -50,9 +55,12 @@ def compare(
         typer.Option("--out", metavar="FILE", help="Also write a page: one HTML file, which needs no network."),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Also the winners that are as fast as they were.")] = False,
+    db: Annotated[
+        str | None, typer.Option("--db", metavar="URL", help="Where releases are. Default: as of other commands.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Compare the winners of two databases, or of one at two dates.
+    """Compare the winners of two databases, of one at two dates, or of two releases.
 
     Which winners got slower or faster beyond noise (the intervals of their times are disjoint), which are new or gone,
     and which are another implementation or configuration than before. An interval is that of the finals' processes, and
@@ -68,7 +76,7 @@ def compare(
     ops = split("--op", op)
     if out is not None:
         check_out(out, force=False)
-    sides = [_winners(source) for source in (before, after)]
+    sides = [_winners(source, db) for source in (before, after)]
     for name in ops:
         _require_op(name, sides)
     chosen = [[one for one in side if not ops or one.decision.problem.op in ops] for side in sides]
@@ -111,12 +119,12 @@ def _require_op(name: str, sides: Sequence[Sequence[TimedWinner]]) -> None:
         raise UnknownNameError("op with a winner in A or B", name, known)
 
 
-def _winners(source: str) -> list[TimedWinner]:
+def _winners(source: str, database: str | None) -> list[TimedWinner]:
     """The winners of a source that a user named. Raises RegistryError or TuningDBError for one that cannot be read."""
     from ...report.comparison import stored_winners
 
     where, when = _parted(source)
-    with _opened(where) as store, seldom_collecting():
+    with _opened(where, database) as store, seldom_collecting():
         return stored_winners(store, _instant(when) if when else None)
 
 
@@ -131,11 +139,15 @@ def _instant(told: str) -> datetime:
 
 
 @contextmanager
-def _opened(where: str) -> Iterator[Store]:
-    """A store of a database, or of an export, which is imported into a database of its own for that."""
+def _opened(where: str, database: str | None) -> Iterator[Store]:
+    """A store of a database, of a release, or of an export, which is imported into a database of its own for that."""
     from tuning_db import ExchangeError, Store
     from tuning_db.exchange import lines
 
+    if where.startswith(_RELEASE):
+        from ...releases.pinning import release_named
+
+        where = str(release_named(where.removeprefix(_RELEASE), database).path)
     if not _is_export(where):
         with Store.open(where, create=False, migrate=False) as store:
             yield store
