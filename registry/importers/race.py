@@ -112,7 +112,7 @@ def _of_problem(
         for one in catalog.implementations(problem.op)
         if device.type in one.device_types or one.name in labels
     ]
-    return _ranked(found, op.baseline, decisions[0] if decisions else None)
+    return ranked(found, op.baseline, decisions[0] if decisions else None)
 
 
 def _order(trial: Trial) -> tuple[bool, float]:
@@ -164,8 +164,8 @@ def interval_of_median(times: Sequence[float]) -> tuple[float | None, float | No
     return ordered[place], ordered[count - 1 - place]
 
 
-def _ranked(found: Sequence[RaceStanding], baseline: str, decision: Decision | None) -> list[RaceStanding]:
-    """Winner first; then by time; those that are out last."""
+def ranked(found: Sequence[RaceStanding], baseline: str, decision: Decision | None) -> list[RaceStanding]:
+    """One problem's standings in order: the winner of ``decision`` first, then by time, those that are out last."""
     winner = decision.candidate.implementation if decision is not None else ""
     over = {} if decision is None else {**decision.baselines, winner: 1.0}
     reference = next((one.median_us for one in found if one.name == baseline), None)

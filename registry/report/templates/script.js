@@ -15,7 +15,7 @@
       if (!cell) return null;
       if (cell.dataset.v !== undefined) return Number(cell.dataset.v);
       const text = cell.textContent.trim();
-      if (text === "–" || text === "") return null;
+      if (text === "–" || text === "" || text === "noise") return null;
       const number = Number(text.replaceAll(",", ""));
       return Number.isNaN(number) ? text : number;
     };
