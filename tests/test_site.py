@@ -95,7 +95,7 @@ def test_links_and_resources_lead_to_files_and_anchors_of_the_site(site: Path) -
 def test_every_page_of_the_documentation_is_in_the_navigation() -> None:
     config = (ROOT / "mkdocs.yml").read_text()
     named = set(re.findall(r"[\w/-]+\.md", config[config.index("\nnav:") :]))
-    assert named == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert named == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}, "see nav in mkdocs.yml"
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
