@@ -20,6 +20,7 @@ from .bubblewrap import SandboxView, bubblewrap
 from .control_group import ControlGroup
 from .freezing import FreezingError, ProcessTree
 from .limits import SandboxLimits, memory_is_short
+from .system_calls import filter_program
 
 _LOOK_S = 0.2
 _START_S = 20.0
@@ -238,24 +239,37 @@ def _started(
 ) -> tuple[subprocess.Popen[bytes], int]:
     """The process, and the number of the first process of its namespace, 0 if there was none."""
     # arguments come from a file: inside, the command line of the namespace's first process can be read
-    held = os.memfd_create("arguments")
+    held = _file(b"".join(part.encode() + b"\0" for part in arguments))
+    calls = _file(filter_program())
     reads, info = os.pipe()
     try:
-        os.write(held, b"\0".join(part.encode() for part in arguments) + b"\0")
-        os.lseek(held, 0, os.SEEK_SET)
-        command = [program, "--args", str(held), "--info-fd", str(info), "--", *inside]
+        command = [program, "--args", str(held), "--info-fd", str(info)]
+        command += [*(("--seccomp", str(calls)) if filter_program() else ()), "--", *inside]
         if group is not None:
             command = ["/bin/sh", "-c", _JOIN, "sh", str(group.folder), *command]
         process = subprocess.Popen(
-            command, env={}, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(channel, held, info)
+            command,
+            env={},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(channel, held, calls, info),
         )
         os.close(info)
         info = -1
         return process, _first_process(process, reads)
     finally:
-        for descriptor in (held, reads, info):
+        for descriptor in (held, calls, reads, info):
             if descriptor >= 0:
                 os.close(descriptor)
+
+
+def _file(content: bytes) -> int:
+    """A descriptor of an anonymous file, to be read from its beginning."""
+    made = os.memfd_create("sandbox")
+    os.write(made, content)
+    os.lseek(made, 0, os.SEEK_SET)
+    return made
 
 
 def _first_process(process: subprocess.Popen[bytes], info: int) -> int:

@@ -39,6 +39,8 @@ def found():
     if ctypes.CDLL(None, use_errno=True).ptrace(16, {parent}, None, None) == 0:
         ctypes.CDLL(None).ptrace(17, {parent}, None, None)
         seen.append("traced its parent")
+    if ctypes.CDLL(None, use_errno=True).unshare(0) == 0:
+        seen.append("may make namespaces")
     for family, address in ((socket.AF_INET, ("127.0.0.1", {port})), (socket.AF_UNIX, {abstract!r})):
         try:
             with socket.socket(family) as there:
@@ -69,7 +71,7 @@ def test_nothing_of_this_machine_is_seen(
             paths=[str(secret), "/etc/passwd", str(Path.home() / ".bashrc"), f"/proc/{os.getpid()}/maps"],
             parent=os.getpid(), folder=str(tmp_path.parent), port=server.getsockname()[1], abstract=name,
         )  # fmt: skip
-        with pytest.raises(RuntimeError, match=r"the winning kernel.*SECRET.*connected"):
+        with pytest.raises(RuntimeError, match=r"the winning kernel.*SECRET.*namespaces.*connected"):
             unprotected(text)(torch.ones(2))
         with loaded(text, tmp_path, session) as call:
             x = torch.randn(4096)

@@ -1,0 +1,67 @@
+"""A filter of system calls (seccomp) for sandboxes: what no kernel needs, and what attacks on the system began with.
+
+A list of what is refused, not of what is allowed: a GPU's driver, compilers and torch use several hundred others.
+"""
+
+from __future__ import annotations
+
+import platform
+import struct
+from collections.abc import Mapping, Sequence
+
+_X86_64: Mapping[str, int] = {
+    "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "pidfd_getfd": 438,
+    "bpf": 321, "userfaultfd": 323, "perf_event_open": 298,
+    "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
+    "add_key": 248, "request_key": 249, "keyctl": 250,
+    "unshare": 272, "setns": 308, "chroot": 161, "pivot_root": 155,
+    "mount": 165, "umount2": 166, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431,
+    "fsmount": 432, "fspick": 433, "mount_setattr": 442, "open_by_handle_at": 304, "quotactl": 179,
+    "init_module": 175, "finit_module": 313, "delete_module": 176, "kexec_load": 246, "kexec_file_load": 320,
+    "swapon": 167, "swapoff": 168, "reboot": 169, "acct": 163, "syslog": 103, "personality": 135,
+    "settimeofday": 164, "clock_settime": 227, "adjtimex": 159, "clock_adjtime": 305,
+    "iopl": 172, "ioperm": 173, "modify_ldt": 154, "uselib": 134,
+}  # fmt: skip
+_AARCH64: Mapping[str, int] = {
+    "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "pidfd_getfd": 438,
+    "bpf": 280, "userfaultfd": 282, "perf_event_open": 241,
+    "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
+    "add_key": 217, "request_key": 218, "keyctl": 219,
+    "unshare": 97, "setns": 268, "chroot": 51, "pivot_root": 41,
+    "mount": 40, "umount2": 39, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431,
+    "fsmount": 432, "fspick": 433, "mount_setattr": 442, "open_by_handle_at": 265, "quotactl": 60,
+    "init_module": 105, "finit_module": 273, "delete_module": 106, "kexec_load": 104, "kexec_file_load": 294,
+    "swapon": 224, "swapoff": 225, "reboot": 142, "acct": 89, "syslog": 116, "personality": 92,
+    "settimeofday": 170, "clock_settime": 112, "adjtimex": 171, "clock_adjtime": 266,
+}  # fmt: skip
+_MACHINES: Mapping[str, tuple[int, Mapping[str, int]]] = {
+    "x86_64": (0xC000003E, _X86_64),
+    "aarch64": (0xC00000B7, _AARCH64),
+}
+"""The kernel's name of the architecture (AUDIT_ARCH), and the numbers of what is refused."""
+
+_OTHER_FORM = 0x40000000
+"""From this number on x86-64 has all calls a second time, for pointers of 32 bits."""
+
+_LOAD, _IF_EQUAL, _IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_NUMBER, _ARCHITECTURE = 0, 4
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1
+"""The second is EPERM."""
+
+_STEP = struct.Struct("=HBBI")
+
+
+def filter_program(machine: str = platform.machine()) -> bytes:
+    """The filter as instructions of the kernel's packet filter, b"" for a machine whose numbers are not known."""
+    if machine not in _MACHINES:
+        return b""
+    architecture, refused = _MACHINES[machine]
+    numbers = sorted(refused.values())
+    steps: list[Sequence[int]] = [(_LOAD, 0, 0, _ARCHITECTURE)]
+    # jumps count the steps between: past the numbers and the permission to the refusal at the end
+    steps.append((_IF_EQUAL, 0, len(numbers) + 3, architecture))
+    steps.append((_LOAD, 0, 0, _NUMBER))
+    steps.append((_IF_AT_LEAST, len(numbers) + 1, 0, _OTHER_FORM))
+    steps += [(_IF_EQUAL, len(numbers) - place, 0, number) for place, number in enumerate(numbers)]
+    steps += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
+    return b"".join(_STEP.pack(*step) for step in steps)
