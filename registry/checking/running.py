@@ -157,8 +157,8 @@ def _made(
     # a caller's own interpreter would have kernels compiled for no GPU
     extra = {_INTERPRET: "0", **(variables or {})} if _INTERPRET in os.environ else variables
     if request.sandbox:
-        found = found_in_sandbox(request.target, name, arguments, extra or {}, request.limit_s)
-        return _outcome(name, subject, found, time.perf_counter() - started)
+        inside = found_in_sandbox(request.target, name, arguments, extra or {}, request.limit_s)
+        return _outcome(name, subject, inside, time.perf_counter() - started)
     child = Child("registry.checking.child", (), extra, fresh=_INTERPRET in (extra or {}))
     try:
         child.send({"name": name, "arguments": dict(arguments)})

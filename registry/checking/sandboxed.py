@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..device import Device
 from ..errors import RegistryError
 from ..sandbox.bubblewrap import bubblewrap
@@ -21,8 +19,7 @@ from .target import is_file
 
 _CHILD = "registry.checking.sandboxed_child"
 _VERDICTS = frozenset({"passed", "failed", "skipped"})
-RESOURCES = ("registers", "spill_bytes", "shared_bytes", "threads", "occupancy")
-"""Details of a variant that are numbers."""
+_COUNTS = ("registers", "spill_bytes", "shared_bytes", "threads")
 
 
 def require_sandbox(target: str) -> None:
@@ -39,7 +36,7 @@ def found_in_sandbox(
     target: str, name: str, arguments: Mapping[str, Any], variables: Mapping[str, str], limit_s: float
 ) -> CheckFinding:
     """The finding of one check of the file ``target``, by a process in a sandbox of its own."""
-    device = Device.best() if torch.cuda.is_available() else Device.of("cpu")
+    device = Device.best()
     entrant = SandboxedEntrant("", "", Path(target).resolve(), variables=variables)
     limits, inside = SandboxLimits(), entrant.environment(device)
     program = SandboxedProgram(_CHILD, entrant.view(device, limits), inside, limits, is_gpu=device.type == "cuda")
@@ -89,10 +86,11 @@ def _is_inventory(details: Mapping[str, Any]) -> bool:
 
 
 def _has_variants(details: Mapping[str, Any]) -> bool:
-    numbers = [one.get(name) for one in details.get("variants", ()) for name in RESOURCES]
-    kernels = [one["kernel"] for one in details.get("variants", ())]
-    sound = all(one is None or type(one) in {int, float} for one in numbers)
-    return sound and all(isinstance(one, str) for one in kernels) and UNKNOWN not in details
+    variants = details.get("variants", ())
+    counts = [one.get(name) for one in variants for name in _COUNTS]
+    parts = [one.get("occupancy") for one in variants]
+    sound = {*map(type, counts)} <= {int, type(None)} and {*map(type, parts)} <= {int, float, type(None)}
+    return sound and all(isinstance(one["kernel"], str) for one in variants) and UNKNOWN not in details
 
 
 _DETAILS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {"load": _is_inventory, "compile": _has_variants}

@@ -14,7 +14,7 @@ from ..space import Config
 from ..tuner.measure import nvml
 from .bubblewrap import SandboxView
 from .limits import SandboxLimits
-from .mounts import gpu_nodes, interpreter_paths, package_paths, read_only, system_mounts
+from .mounts import gpu_nodes, interpreter_paths, package_paths, read_only, site_folders, system_mounts
 
 _FOLDER = "/sandbox"
 _PASSED_ON = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "OMP_NUM_THREADS", "TORCHINDUCTOR_VEC_ISA_OK", "CXX", "CC")
@@ -49,8 +49,11 @@ class SandboxedEntrant:
         is_gpu = device.type == "cuda"
         shown = system_mounts(is_gpu=is_gpu)
         homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+        if is_gpu:
+            homes += map(Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)))
         there = [each for each in homes if each.is_dir()]
-        shown += read_only([*interpreter_paths(), *package_paths(self.packages), *there, *self.files])
+        ours = [*interpreter_paths(), *site_folders(), *package_paths(self.packages)]
+        shown += read_only([*ours, *there, *self.files])
         if self.plugin is not None:
             shown += ["--ro-bind", str(self.plugin), self.plugin_inside]
         devices = gpu_nodes(_node_of(device)) if is_gpu else []
@@ -58,7 +61,8 @@ class SandboxedEntrant:
 
     def environment(self, device: Device) -> dict[str, str]:
         """The variables that its process finds, and no others."""
-        folders = dict.fromkeys([*(str(each.parent) for each in package_paths(self.packages)), *map(str, self.search)])
+        places = [*(each.parent for each in package_paths(self.packages)), *site_folders(), *self.search]
+        folders = dict.fromkeys(map(str, places))
         found = {
             "PATH": "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin",
             "HOME": "/tmp/home",

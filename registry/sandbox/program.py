@@ -16,7 +16,7 @@ from time import perf_counter_ns
 from ..errors import SandboxError
 from ..untrusted.visible import visible
 from . import wire
-from .bubblewrap import SandboxView, bubblewrap
+from .bubblewrap import SandboxView, bubblewrap, options_of
 from .control_group import ControlGroup
 from .freezing import FreezingError, ProcessTree
 from .limits import SandboxLimits, memory_is_short
@@ -59,7 +59,7 @@ class SandboxedProgram:
         os.set_blocking(self._output, False)
         told = json.dumps({**limits.as_data(), "is_gpu": is_gpu})
         command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), told]
-        arguments = [*view.arguments(), *_settings(environment)]
+        arguments = [*options_of(program), *view.arguments(), *_settings(environment)]
         try:
             with theirs:
                 self._process, root = _started(program, arguments, command, theirs.fileno(), writes, self._group)
@@ -116,7 +116,8 @@ class SandboxedProgram:
         if self._is_over:
             return
         self._is_over = True
-        self._tree.kill()
+        if self._process.poll() is None:  # else its number may be another's
+            self._tree.kill()
         # bubblewrap ends when all processes of the namespace have
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
@@ -139,6 +140,8 @@ class SandboxedProgram:
             self._end.send(data)
 
     def _freeze(self) -> None:
+        if self._process.poll() is not None:
+            self._refuse_dead()
         try:
             self._check_number(self._tree.freeze())
         except FreezingError as fault:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import platform
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 _X86_64: Mapping[str, int] = {
     "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "pidfd_getfd": 438,
@@ -34,34 +35,66 @@ _AARCH64: Mapping[str, int] = {
     "swapon": 224, "swapoff": 225, "reboot": 142, "acct": 89, "syslog": 116, "personality": 92,
     "settimeofday": 170, "clock_settime": 112, "adjtimex": 171, "clock_adjtime": 266,
 }  # fmt: skip
-_MACHINES: Mapping[str, tuple[int, Mapping[str, int]]] = {
-    "x86_64": (0xC000003E, _X86_64),
-    "aarch64": (0xC00000B7, _AARCH64),
+
+
+@dataclass(frozen=True)
+class CallNumbers:
+    """Of one architecture: the kernel's name (AUDIT_ARCH), the calls that are refused, those that make processes."""
+
+    architecture: int
+    refused: Mapping[str, int]
+    clone: int
+    clone3: int = 435
+
+
+MACHINES: Mapping[str, CallNumbers] = {
+    "x86_64": CallNumbers(0xC000003E, _X86_64, 56),
+    "aarch64": CallNumbers(0xC00000B7, _AARCH64, 220),
 }
-"""The kernel's name of the architecture (AUDIT_ARCH), and the numbers of what is refused."""
+"""By the name that Python gives the machine."""
 
 _OTHER_FORM = 0x40000000
 """From this number on x86-64 has all calls a second time, for pointers of 32 bits."""
+_NEW_USER = 0x10000000
+"""The flag of clone for a new user namespace."""
 
-_LOAD, _IF_EQUAL, _IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_NUMBER, _ARCHITECTURE = 0, 4
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1
-"""The second is EPERM."""
+_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+ALLOWED, REFUSED, UNKNOWN_CALL = 0x7FFF0000, 0x00050001, 0x00050026
+"""Answers: go on, EPERM, ENOSYS."""
 
+_ENDS = ("allow", "refuse", "unknown")
 _STEP = struct.Struct("=HBBI")
 
 
 def filter_program(machine: str = platform.machine()) -> bytes:
-    """The filter as instructions of the kernel's packet filter, b"" for a machine whose numbers are not known."""
-    if machine not in _MACHINES:
+    """The filter as instructions of the kernel's packet filter, b"" for a machine whose numbers are not known.
+
+    clone3 is answered as on a kernel that lacks it: its flags are in memory, where no filter looks; libraries then use
+    clone.
+    """
+    if machine not in MACHINES:
         return b""
-    architecture, refused = _MACHINES[machine]
-    numbers = sorted(refused.values())
-    steps: list[Sequence[int]] = [(_LOAD, 0, 0, _ARCHITECTURE)]
-    # jumps count the steps between: past the numbers and the permission to the refusal at the end
-    steps.append((_IF_EQUAL, 0, len(numbers) + 3, architecture))
-    steps.append((_LOAD, 0, 0, _NUMBER))
-    steps.append((_IF_AT_LEAST, len(numbers) + 1, 0, _OTHER_FORM))
-    steps += [(_IF_EQUAL, len(numbers) - place, 0, number) for place, number in enumerate(numbers)]
-    steps += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
-    return b"".join(_STEP.pack(*step) for step in steps)
+    numbers = MACHINES[machine]
+    # code, where to go on if it holds, and if not ("" is the next step), value
+    steps = [
+        (_LOAD, "", "", _ARCHITECTURE),
+        (_IF_EQUAL, "", "refuse", numbers.architecture),
+        (_LOAD, "", "", _NUMBER),
+        (_IF_AT_LEAST, "refuse", "", _OTHER_FORM),
+        *((_IF_EQUAL, "refuse", "", number) for number in sorted(numbers.refused.values())),
+        (_IF_EQUAL, "unknown", "", numbers.clone3),
+        (_IF_EQUAL, "", "allow", numbers.clone),
+        (_LOAD, "", "", _FIRST_ARGUMENT),
+        (_IF_ANY_BIT, "refuse", "allow", _NEW_USER),
+    ]
+    ends = {name: len(steps) + place for place, name in enumerate(_ENDS)}
+
+    def steps_to(name: str, here: int) -> int:
+        return ends[name] - here - 1 if name else 0
+
+    program = [
+        _STEP.pack(code, steps_to(then, here), steps_to(otherwise, here), value)
+        for here, (code, then, otherwise, value) in enumerate(steps)
+    ]
+    return b"".join([*program, *(_STEP.pack(_RETURN, 0, 0, one) for one in (ALLOWED, REFUSED, UNKNOWN_CALL))])

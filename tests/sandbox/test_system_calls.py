@@ -6,37 +6,38 @@ import struct
 
 import pytest
 
-from registry.sandbox.system_calls import _MACHINES, filter_program
+from registry.sandbox.system_calls import ALLOWED, MACHINES, REFUSED, UNKNOWN_CALL, filter_program
 
-REFUSED, ALLOWED = 0x00050001, 0x7FFF0000
+NEW_USER, FORK = 0x10000000, 0x01200011
 
 
-def answered(program: bytes, architecture: int, number: int) -> int:
+def answered(program: bytes, architecture: int, number: int, flags: int = 0) -> int:
     """What the kernel does with a call, by running the filter as it does."""
     steps = [struct.unpack_from("=HBBI", program, place) for place in range(0, len(program), 8)]
-    place = held = 0
+    held, place, memory = 0, 0, {0: number, 4: architecture, 16: flags}
     while True:
         code, then, otherwise, value = steps[place]
         place += 1
         if code == 0x06:
             return int(value)
         if code == 0x20:
-            held = architecture if value == 4 else number
-        elif code == 0x15:
-            place += then if held == value else otherwise
+            held = memory[value]
         else:
-            place += then if held >= value else otherwise
+            holds = {0x15: held == value, 0x35: held >= value, 0x45: bool(held & value)}[code]
+            place += then if holds else otherwise
 
 
-@pytest.mark.parametrize("machine", _MACHINES)
+@pytest.mark.parametrize("machine", MACHINES)
 def test_only_what_is_listed_is_refused(machine: str) -> None:
-    architecture, listed = _MACHINES[machine]
+    told = MACHINES[machine]
     program = filter_program(machine)
-    assert len(set(listed.values())) == len(listed)
-    found = {number for number in range(600) if answered(program, architecture, number) == REFUSED}
-    assert found == set(listed.values())
-    assert answered(program, architecture, 0) == ALLOWED
-    assert answered(program, architecture, 0x40000000) == REFUSED
+    assert len(set(told.refused.values())) == len(told.refused)
+    answers = {number: answered(program, told.architecture, number, FORK) for number in range(600)}
+    assert {number for number, found in answers.items() if found == REFUSED} == set(told.refused.values())
+    assert [number for number, found in answers.items() if found == UNKNOWN_CALL] == [told.clone3]
+    assert set(answers.values()) == {ALLOWED, REFUSED, UNKNOWN_CALL}
+    assert answered(program, told.architecture, told.clone, FORK | NEW_USER) == REFUSED
+    assert answered(program, told.architecture, 0x40000000) == REFUSED
     assert answered(program, 0x40000003, 0) == REFUSED
 
 
