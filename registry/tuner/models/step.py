@@ -123,7 +123,8 @@ class _Step:
         if rotary is not None:
             sizes: Dims = {"heads": rotary.heads, "kv_heads": rotary.kv_heads, "head_dim": rotary.head_dim}
             kind: Dims = {"rotary_dim": rotary.rotary_dim, "style": rotary.style, "dtype": self._dtype}
-            for _ in range(2 if self._training else 1):  # gradients are rotated back
+            # a gradient is rotated by the same op, back
+            for _ in range(2 if self._training else 1):
                 yield "rotary_embedding", {"tokens": self._tokens, **sizes, **kind}
 
     def _attention(self, attention: Attention) -> Iterator[Called]:

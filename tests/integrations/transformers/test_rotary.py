@@ -48,22 +48,44 @@ def test_under_autocast_the_models_own_function_rotates(calls: list[str]) -> Non
     model = tiny("llama")
     apply(model)
     calls.clear()
-    for grad in (False, True):
-        with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
+    for grads in (True, False):
+        with torch.set_grad_enabled(grads), torch.autocast("cpu", torch.bfloat16):
             model(prompt())
     assert calls == []
 
 
-def test_gradients_are_rotated_back_by_the_op(calls: list[str]) -> None:
+@pytest.mark.parametrize("positions", [None, torch.stack((torch.arange(11), torch.arange(11) * 2))])
+def test_gradients_are_rotated_back_by_the_op(positions: torch.Tensor | None, calls: list[str]) -> None:
     plain, applied = tiny("llama"), tiny("llama")
     apply(applied)
     calls.clear()
-    seeds = torch.randn(plain(prompt()).logits.shape)
     for model in (plain, applied):
-        model(prompt()).logits.backward(seeds)
+        model(prompt(), position_ids=positions, labels=prompt()).loss.backward()
+    # of each of two layers, forward and backward
     assert calls == ["rotary_embedding"] * 4
-    for one, other in zip(applied.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, atol=1e-4, rtol=1e-4)
+    for (name, own), other in zip(plain.named_parameters(), applied.parameters(), strict=True):
+        torch.testing.assert_close(
+            other.grad, own.grad, atol=2e-6, rtol=2e-5, msg=lambda told, at=name: f"{at}: {told}"
+        )
+
+
+def test_frozen_projections_and_transforms_of_torch(calls: list[str]) -> None:
+    plain, applied = tiny("llama"), tiny("llama")
+    apply(applied)
+    for model in (plain, applied):
+        model.requires_grad_(False)
+        model.model.layers[0].self_attn.k_proj.requires_grad_(True)
+        model(prompt(), labels=prompt()).loss.backward()
+    own, other = (model.model.layers[0].self_attn.k_proj.weight.grad for model in (plain, applied))
+    torch.testing.assert_close(other, own, atol=2e-6, rtol=2e-5)
+    calls.clear()
+    embedded = applied.get_input_embeddings()(prompt())
+    found = [
+        torch.func.grad(lambda x, of=model: of(inputs_embeds=x, use_cache=False).logits.square().mean())(embedded)
+        for model in (plain, applied.requires_grad_(True))
+    ]
+    torch.testing.assert_close(found[1], found[0], atol=2e-6, rtol=2e-4)
+    assert calls == []
 
 
 def test_a_second_derivative_of_a_rotation_is_an_error(calls: list[str]) -> None:
