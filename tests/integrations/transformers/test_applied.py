@@ -256,3 +256,19 @@ def test_attention_by_its_name_alone() -> None:
         for layer in plain.model.layers:
             layer.self_attn.attention_dropout = 0.5
         assert not torch.equal(plain(prompt()).logits, plain(prompt()).logits)
+
+
+def test_a_gradient_by_torch_func_is_the_plain_models() -> None:
+    found = []
+    for model in pair():
+        model.train()
+        parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+        def loss(given: dict[str, torch.Tensor], one: Any = model) -> torch.Tensor:
+            how = {"labels": prompt(), "use_cache": False}
+            result: torch.Tensor = torch.func.functional_call(one, given, (prompt(),), how).loss
+            return result
+
+        found.append(torch.func.grad(loss)(parameters))
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, atol=4e-6, rtol=4e-5)

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
+from ....dispatch.torch_side.torch_private import transforming
 from .activations import ActivationKind, gated, gated_backward
 from .linears import LinearForward, is_bare
 
@@ -28,9 +29,11 @@ def down_of_gated(down: torch.nn.Module, both: torch.Tensor, kind: ActivationKin
 def _learns(down: torch.nn.Module, both: torch.Tensor) -> bool:
     """Whether autograd would keep the activation's result for a plain linear layer whose weight learns.
 
-    torch.compile decides for itself what is computed again.
+    torch.compile decides for itself what is computed again, and torch.func transforms the two ops.
     """
     if is_dynamo_compiling() or not torch.is_grad_enabled() or torch.is_autocast_enabled(both.device.type):
+        return False
+    if transforming():
         return False
     if not isinstance(down, LinearForward) or not is_bare(down):
         return False

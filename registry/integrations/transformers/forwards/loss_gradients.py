@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
+from ....dispatch.torch_side.torch_private import transforming
 from .fused_losses import FusedOutput
 
 _keeps_graph: Callable[[], bool] | None = getattr(
@@ -21,8 +22,11 @@ _keeps_graph: Callable[[], bool] | None = getattr(
 def has_gradients(output: FusedOutput) -> bool:
     """Whether a loss of ``output`` is to be computed with its gradients.
 
-    In float16 they are not: before the loss is scaled they would be too small for that dtype.
+    In float16 they are not: before the loss is scaled they would be too small for that dtype. torch.func transforms no
+    function that keeps gradients.
     """
+    if not is_dynamo_compiling() and transforming():
+        return False
     learnt = any(each is not None and each.requires_grad for each in (output.rows, output.weight, output.bias))
     return learnt and torch.is_grad_enabled() and output.rows.dtype is not torch.float16
 
