@@ -174,8 +174,8 @@ class TuningRun:
                 self._end_noise()  # before anything compiles: both want the same cores
             searched = self._loop.run(plans, self._begin, self._out_of_time)
             self._end_noise()
-            # a search that was stopped before anything was right is left out: it has decided nothing
-            searched = [search for search in searched if not search.stopped or search.findings.incumbent()]
+            # a search that was stopped before anything was compared is left out: it has decided nothing
+            searched = [search for search in searched if not search.stopped or search.findings.decides]
             self._loop.build(searched)
             finished = [search.findings for search in searched]
             if first and not self._left.timed_out:

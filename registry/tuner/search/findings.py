@@ -148,6 +148,16 @@ class Findings:
             return self.stored
         return self.default() or next(iter(self.ranked()), None)
 
+    @property
+    def decides(self) -> bool:
+        """Whether something is right, and of several implementations not the op's baseline alone was tried.
+
+        A search that was stopped so early would make the baseline a winner, which others no longer run beside.
+        """
+        others = {choice.implementation.name for choice in self.plan.supported} - {self.plan.op.baseline}
+        tried = {told.candidate.implementation.name for told in self._tried.values()}
+        return self.incumbent() is not None and (not others or bool(tried - {self.plan.op.baseline}))
+
     def best_of_each(self) -> list[Candidate]:
         """The fastest right candidate of every implementation, one that was given up early where there is no other."""
         best: dict[str, Candidate] = {}

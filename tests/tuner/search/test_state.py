@@ -11,7 +11,7 @@ from registry.problem import Problem
 from registry.space import Config, Space
 from registry.tuner.limits import DEFAULT_TRIALS, Budget
 from registry.tuner.planning.problems import ImplementationPlan, ProblemPlan
-from registry.tuner.search.findings import Finding
+from registry.tuner.search.findings import Finding, Findings
 from registry.tuner.search.state import SearchState
 from registry.tuner.search.waiting import Waiting
 
@@ -192,3 +192,28 @@ def test_what_kernels_take_is_the_most_of_each_resource() -> None:
     artifacts = tuple(Artifact(Variant("none", "bowl", {}), "", resources=each) for each in (one, other))
     search.findings.remember(candidate, artifacts)
     assert search.findings.resources(candidate) == {"registers": 40, "spill_bytes": 8, "threads": 128}
+
+
+class PlainBowl(Bowl):
+    name = "torch.native"
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        return Space()
+
+
+def test_the_baseline_alone_of_several_implementations_decides_nothing() -> None:
+    bowl, plain, device = Bowl(), PlainBowl(), Device.of("cpu")
+    baseline = ImplementationPlan(plain, plain.space(PROBLEM, device), {})
+    other = ImplementationPlan(bowl, bowl.space(PROBLEM, device), bowl.default(PROBLEM, device))
+    first, second = right(Candidate(plain, {}), 30.0, "1"), right(Candidate(bowl, {"a": 1, "b": 2}), 40.0, "2")
+    for choices, told, decides in (
+        ((baseline, other), (), False),
+        ((baseline, other), (first,), False),
+        ((baseline, other), (first, second), True),
+        ((baseline, other), (first, Finding(second.candidate, "wrong_result", None, False, "3")), True),
+        ((baseline,), (first,), True),
+    ):
+        findings = Findings(ProblemPlan(PROBLEM, SOFTMAX, device, choices), 0)
+        for each in told:
+            findings.learn(each)
+        assert findings.decides is decides
