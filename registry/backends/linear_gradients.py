@@ -10,7 +10,7 @@ import torch
 from ..problem import Problem, TensorSpec
 from .linear_products import add_product
 
-_PART = 1024
+_PART = 512
 """Rows of a chunk whose sum may be rounded to the dtype of halves: more of them cost less of their bits."""
 _PARTS = 16
 """Chunks up to which such sums are added in that dtype."""

@@ -55,7 +55,8 @@ def test_small_and_many_chunks_of_halves_are_summed_in_float32() -> None:
     for rows, chunk, dtype, wide in (
         (8192, 2048, "bfloat16", False),
         (1000, 1000, "float16", False),
-        (8192, 512, "bfloat16", True),
+        (8192, 512, "bfloat16", False),
+        (8192, 256, "bfloat16", True),
         (65536, 2048, "bfloat16", True),
         (8192, 256, "float32", False),
     ):
@@ -75,6 +76,14 @@ def test_a_step_of_a_large_vocabulary_takes_half_a_gibibyte_beside_its_gradients
     held = sum(spec.nbytes for spec in implementation.scratch(problem, default, H200).values())
     assert held < 520 * 2**20
     assert OP.name in {one.op for one in catalog.implementations(OP.name)}
+
+
+def test_no_number_of_rows_doubles_a_large_weights_gradient(catalog: Catalog) -> None:
+    """Chunks that are alike are smaller than the most rows of a chunk."""
+    implementation = catalog.implementation(OP.name, "triton.chunked")
+    for rows in (1, 1000, 1040, 1500, 2048, 4097, 8191, 16384):
+        problem = problem_of(rows, 262144, 64, "bfloat16")
+        assert "weight_total" not in implementation.scratch(problem, implementation.default(problem, H200), H200)
 
 
 def test_all_logits_are_refused_where_they_take_more_than_a_quarter_of_the_memory(catalog: Catalog) -> None:

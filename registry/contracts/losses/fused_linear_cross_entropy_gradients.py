@@ -29,7 +29,7 @@ from .targets import Targets, accumulator
 
 SCALAR_REDUCTIONS = ("mean", "sum")
 
-_PART = 1024
+_PART = 512
 """Rows whose part of grad_weight may be rounded to its dtype before the parts are added."""
 
 
