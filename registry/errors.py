@@ -125,6 +125,10 @@ class StoreError(RegistryError):
     """A tuning database that cannot be opened, read or written."""
 
 
+class ReleaseError(StoreError):
+    """A release that cannot be found, read or made, or ranks of a job that do not run the same one."""
+
+
 class SandboxError(RegistryError):
     """A sandbox that cannot be made on this machine: bubblewrap is missing, or may not make a namespace."""
 

@@ -19,6 +19,8 @@ from .explain import explain
 from .ops import ops
 from .plugins import plugins
 from .profile import profile
+from .releases import release
+from .releases.drift import drift
 from .report import report
 from .results import results
 from .tune import tune
@@ -30,7 +32,9 @@ HELP = "Which kernel runs: the ops, who implements them, what was measured here,
 def new_registry_app() -> typer.Typer:
     """The ``registry`` program."""
     program = application.new_app(HELP)
-    shown = (tune, race, ops, plugins, explain, winners, profile, results, compare, report, dashboard, doctor, export)
+    shown = (
+        tune, race, ops, plugins, explain, winners, profile, results, compare, drift, report, dashboard, doctor, export,
+    )  # fmt: skip
     for command in shown:
         program.command(name=command.__name__)(command)
     program.command(name="compile")(compile_)
@@ -42,6 +46,12 @@ def new_registry_app() -> typer.Typer:
     database.command(name="upgrade")(upgrade)
     database.callback()(_several)
     program.add_typer(database, name="db")
+    releases = application.new_app("Sets of winners that never change: to pin processes to, to sign and to pass on.")
+    releases.command(name="create")(release.create)
+    releases.command(name="list")(release.list_)
+    releases.command(name="export")(release.export)
+    releases.command(name="import")(release.import_)
+    program.add_typer(releases, name="release")
     new = application.new_app("A package to begin with.")
     new.command(name="plugin")(new_plugin)
     new.command(name="op")(new_op)

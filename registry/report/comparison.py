@@ -18,7 +18,9 @@ from tuning_db import REGIMES, Decision, Final, Interval, ProblemKey, Store
 from ..statistics.student_t import t_quantile
 from .formats import device
 
-ChangeKind = Literal["slower", "faster", "same", "new", "gone"]
+ChangeKind = Literal["slower", "faster", "new", "gone", "same"]
+CHANGE_KINDS: tuple[ChangeKind, ...] = ("slower", "faster", "new", "gone", "same")
+"""The kinds in the order in which they are told."""
 
 UNKNOWN_NOISE = 0.05
 """The noise of a winner whose finals are not in its source, and whose A/A noise is not known either, as in an export of

@@ -46,6 +46,7 @@ from .search.state import SearchState
 from .search.studies import Studies
 from .storing import RunStore
 from .time_left import TimeLeft
+from .work import run_details
 from .workers.crew import Crew
 
 _WARMING_UP_S = 10.0
@@ -76,7 +77,7 @@ class TuningRun:
         self._observe = observer
         self._protocol = TimingProtocol.of(device, options.regime)
         note = lambda text: observer(Note(text))  # noqa: E731
-        self._store = RunStore(store, device, self._protocol, {"problems": len(plans)}, note)
+        self._store = RunStore(store, device, self._protocol, run_details(plans, device), note)
         self._loop = SearchLoop(crew, device, self._protocol, self._store, observer)
         self._studies = replace(studies, run=self._store.run[:8])
         # runs side by side on one database must not try everything in the same order

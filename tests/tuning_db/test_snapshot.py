@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sqlite3
@@ -17,6 +18,7 @@ import pytest
 
 from tuning_db import (
     BusyDatabaseError,
+    CandidateKey,
     CorruptedDatabaseError,
     ForeignDatabaseError,
     InvalidRecordError,
@@ -27,7 +29,7 @@ from tuning_db import (
     UnreachableDatabaseError,
 )
 from tuning_db.database.answering import within
-from tuning_db.snapshot import Snapshot, StoredWinner, read_winners
+from tuning_db.snapshot import Snapshot, StoredWinner, best_of_each, read_winners
 
 SECONDS = 1.0
 """Long enough for a healthy database; each of the others takes all of it."""
@@ -233,3 +235,14 @@ def test_a_row_is_decoded_when_it_is_asked_for(file: Path, make: Any) -> None:
     assert snapshot.winner(found[0]).problem == make.problem(rows=7)
     with pytest.raises(InvalidRecordError, match=r"tuning\.db: the winner [0-9a-f]{32}: TypeError"):
         snapshot.winner(1 - found[0])
+
+
+def test_of_equally_fast_candidates_one_is_the_best_in_whatever_order_they_are_stored() -> None:
+    rows = [
+        ("a", "f2", '{"n": 1}', 5.0),
+        ("a", "f1", '{"n": 2}', 5.0),
+        ("a", "f1", '{"n": 1}', 5.0),
+        ("a", "f0", "{}", 6.0),
+    ]
+    for order in itertools.permutations(rows):
+        assert best_of_each(order) == {"a": CandidateKey("a", "f1", {"n": 1})}

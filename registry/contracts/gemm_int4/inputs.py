@@ -10,6 +10,7 @@ import torch
 from ...packed import LAYOUT, words
 from ...problem import Problem
 from .. import fills
+from ..packed_gemm_inputs import activations
 from .formats import check
 
 KINDS = ("normal", "outliers", "spike_last", "constant", "groups")
@@ -19,7 +20,7 @@ def inputs(problem: Problem, kind: str, generator: torch.Generator, *, backward:
     """Arguments of one kind in the schema's order; ``backward``: of the gradient, which sums over N."""
     check(problem)
     summed = problem.n if backward else problem.k
-    a = _activations((problem.m, summed), problem.torch_dtype, kind, generator)
+    a = activations((problem.m, summed), problem.torch_dtype, kind, generator)
     qweight = _words(problem, kind, generator)
     scales, zeros = _groups(problem, kind, generator, summed)
     if kind == "groups":
@@ -27,18 +28,6 @@ def inputs(problem: Problem, kind: str, generator: torch.Generator, *, backward:
         fills.plant_in_rows(a, (torch.nan,), generator)
     given = None if problem.symmetric else zeros
     return a, qweight, scales, given, problem.bits, problem.group_size, problem.k, LAYOUT
-
-
-def _activations(shape: tuple[int, int], dtype: torch.dtype, kind: str, generator: torch.Generator) -> torch.Tensor:
-    if kind == "constant":
-        return fills.constant(shape, dtype, generator, 0.5)
-    a = fills.normal(shape, dtype, generator)
-    if kind == "outliers":
-        return fills.plant_outliers(a, 60.0, generator)
-    if kind == "spike_last":
-        # the last element that is summed over weighs 64 times as much as all the others together
-        a[:, -1:] = 8.0 * math.sqrt(shape[1])
-    return a
 
 
 def _words(problem: Problem, kind: str, generator: torch.Generator) -> torch.Tensor:

@@ -94,24 +94,15 @@ def _in_schema_order(a: Any, w: PackedWeight) -> tuple[Any, ...]:
     return a, w.qweight, w.scales, w.zeros, w.bits, w.group_size, w.shape[1], w.layout
 
 
-def _problem(arguments: Arguments) -> Mapping[str, Value]:
-    a, dims = dims_beside(arguments, "a")
-    if not a.shape or a.shape[-1] != dims["k"]:
+def _problem(arguments: Arguments, name: str = "a", summed: str = "k") -> Mapping[str, Value]:
+    """The dimensions of a call; ``name``: the argument whose last extent is summed over, the dimension ``summed``."""
+    like, dims = dims_beside(arguments, name)
+    if not like.shape or like.shape[-1] != dims[summed]:
         raise InvalidArgumentError(
-            f"{arguments.op}: a has shape {shape_text(a.shape)} but w has K={dims['k']}",
-            hint=f"expected a of shape [..., {dims['k']}]",
+            f"{arguments.op}: {name} has shape {shape_text(like.shape)} but w has {summed.upper()}={dims[summed]}",
+            hint=f"expected {name} of shape [..., {dims[summed]}]",
         )
-    return {"m": math.prod(a.shape[:-1]), **dims}
-
-
-def _backward_problem(arguments: Arguments) -> Mapping[str, Value]:
-    grad_y, dims = dims_beside(arguments, "grad_y")
-    if not grad_y.shape or grad_y.shape[-1] != dims["n"]:
-        raise InvalidArgumentError(
-            f"{arguments.op}: grad_y has shape {shape_text(grad_y.shape)} but w has N={dims['n']}",
-            hint=f"expected grad_y of shape [..., {dims['n']}]",
-        )
-    return {"m": math.prod(grad_y.shape[:-1]), **dims}
+    return {"m": math.prod(like.shape[:-1]), **dims}
 
 
 def _floor(problem: Problem) -> Floor:
@@ -175,7 +166,7 @@ GEMM_INT4_BACKWARD = Op(
     schema=f"gemm_int4_backward(Tensor grad_y, {_WEIGHT}) -> Tensor grad_a",
     reference=gemm_int4_backward_reference,
     fake=RowMajor(lambda grad_y, *rest: [((*grad_y.shape[:-1], rest[-2]), grad_y.dtype)]),
-    problem=_backward_problem,
+    problem=partial(_problem, name="grad_y", summed="n"),
     inputs=partial(inputs, backward=True),
     **_SHARED,
 )

@@ -107,8 +107,8 @@ class Layer:
 class Decoder:
     """A decoder of one device: embedding, layers, norms and head.
 
-    ``quantized``: how its checkpoint holds weights, "" where in full. ``changes_logits``: the head's outputs are scaled or
-    capped before the loss. ``notes`` tell what could not be described.
+    ``quantized``: how its checkpoint holds weights, "" where in full. ``changes_logits``: the head's outputs are scaled
+    or capped before the loss. ``notes`` tell what could not be described.
     """
 
     hidden: int
