@@ -114,8 +114,8 @@ class SandboxedSubject:
         if self._watch is not None:
             self._watch.check_memory(self.program, self._slots.layout.nbytes)
         self._read_back(first, given)
-        for call, tensors in enumerate(outputs):
-            for place, tensor in enumerate(tensors):
+        for call, results in enumerate(outputs):
+            for place, tensor in enumerate(results):
                 self._row(tensor, len(self._parameters) + place).copy_(self._output(first + call, place))
         for look, held in zip(looks, seen, strict=True):
             self._row(outputs[look.call][look.output], len(self._parameters) + look.output)[look.places] = held
