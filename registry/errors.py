@@ -125,5 +125,9 @@ class StoreError(RegistryError):
     """A tuning database that cannot be opened, read or written."""
 
 
+class FleetVersionError(RegistryError):
+    """A node whose versions of torch, Triton or plugins are not those of the fleet; the message names each."""
+
+
 class CheckError(RegistryError, AssertionError):
     """An op or implementation that failed ``registry.testing``; the message lists every failure."""

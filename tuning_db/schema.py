@@ -27,10 +27,10 @@ VERSION_TABLE = "tuning_db_version"
 STAMPS = f"SELECT version_num FROM {VERSION_TABLE}"
 """Query of the version that the table holds."""
 
-LATEST = 3
+LATEST = 4
 """The version that this code writes."""
 
-READABLE = frozenset({1, 2, 3})
+READABLE = frozenset({1, 2, 3, 4})
 """The versions that are read without migrating them."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -54,6 +54,7 @@ def read_version(connection: Connection, shown: str) -> int:
     if VERSION_TABLE not in tables:
         if connection.dialect.name != "sqlite":  # a server's database may be shared with other applications
             from .models import StoredRow
+            from .queue import tables
 
             tables &= set(StoredRow.metadata.tables)
         refuse_foreign(tables, shown)
@@ -125,6 +126,7 @@ def _create(connection: Connection) -> None:
     from sqlalchemy import Column, MetaData, PrimaryKeyConstraint, String, Table
 
     from .models import StoredRow
+    from .queue import tables
 
     key = PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc")
     stamp = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), nullable=False), key)

@@ -16,6 +16,7 @@ from .db import upgrade
 from .doctor import doctor
 from .exchange import export, import_
 from .explain import explain
+from .fleet import plan, status, work
 from .ops import ops
 from .plugins import plugins
 from .profile import profile
@@ -42,6 +43,10 @@ def new_registry_app() -> typer.Typer:
     database.command(name="upgrade")(upgrade)
     database.callback()(_several)
     program.add_typer(database, name="db")
+    fleet = application.new_app("Many GPUs, many machines: a queue in the database, and workers.")
+    for command in (plan, work, status):
+        fleet.command(name=command.__name__)(command)
+    program.add_typer(fleet, name="fleet")
     new = application.new_app("A package to begin with.")
     new.command(name="plugin")(new_plugin)
     new.command(name="op")(new_op)

@@ -76,7 +76,8 @@ class TuningRun:
         self._observe = observer
         self._protocol = TimingProtocol.of(device, options.regime)
         note = lambda text: observer(Note(text))  # noqa: E731
-        self._store = RunStore(store, device, self._protocol, {"problems": len(plans)}, note)
+        details = {"problems": len(plans), **options.details}
+        self._store = RunStore(store, device, self._protocol, details, note, options.patience_s)
         self._loop = SearchLoop(crew, device, self._protocol, self._store, observer)
         self._studies = replace(studies, run=self._store.run[:8])
         # runs side by side on one database must not try everything in the same order

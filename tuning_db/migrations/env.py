@@ -5,6 +5,7 @@ from __future__ import annotations
 from alembic import context
 
 from tuning_db.models import StoredRow
+from tuning_db.queue import tables  # noqa: F401  (they belong to it)
 from tuning_db.schema import VERSION_TABLE
 
 context.configure(
