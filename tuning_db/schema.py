@@ -53,10 +53,9 @@ def read_version(connection: Connection, shown: str) -> int:
     tables = set(inspect(connection).get_table_names())
     if VERSION_TABLE not in tables:
         if connection.dialect.name != "sqlite":  # a server's database may be shared with other applications
-            from .models import StoredRow
-            from .queue import tables
+            from .queue.tables import ALL
 
-            tables &= set(StoredRow.metadata.tables)
+            tables &= set(ALL.tables)
         refuse_foreign(tables, shown)
         return 0
     return version_of([stamp for (stamp,) in connection.execute(text(STAMPS))], shown)
@@ -125,12 +124,11 @@ def _create(connection: Connection) -> None:
     """Makes the tables of LATEST and the version table, as alembic makes it, in an empty database."""
     from sqlalchemy import Column, MetaData, PrimaryKeyConstraint, String, Table
 
-    from .models import StoredRow
-    from .queue import tables
+    from .queue.tables import ALL
 
     key = PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc")
     stamp = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), nullable=False), key)
-    StoredRow.metadata.create_all(connection, checkfirst=False)
+    ALL.create_all(connection, checkfirst=False)
     stamp.create(connection)
     connection.execute(stamp.insert().values(version_num=f"{LATEST:04}"))
 

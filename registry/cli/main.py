@@ -44,8 +44,9 @@ def new_registry_app() -> typer.Typer:
     database.callback()(_several)
     program.add_typer(database, name="db")
     fleet = application.new_app("Many GPUs, many machines: a queue in the database, and workers.")
-    for command in (plan, work, status):
-        fleet.command(name=command.__name__)(command)
+    fleet.command(name="plan")(plan)
+    fleet.command(name="work")(work)
+    fleet.command(name="status")(status)
     program.add_typer(fleet, name="fleet")
     new = application.new_app("A package to begin with.")
     new.command(name="plugin")(new_plugin)

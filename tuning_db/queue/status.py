@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Executable, func, select
 from sqlalchemy.orm import Session
 
 from .clock import DatabaseSeconds
@@ -108,7 +107,7 @@ def _jobs(session: Session, now: float) -> list[JobCounts]:
     ]  # fmt: skip
 
 
-def _by_name(session: Session, query: Select[Any]) -> dict[str, int]:
+def _by_name(session: Session, query: Executable) -> dict[str, int]:
     return {name: count for name, count in session.execute(query)}  # noqa: C416
 
 

@@ -108,3 +108,7 @@ class FleetCalibrationRow(StoredRow):
     entry: Mapped[str] = mapped_column(String(255))
     us: Mapped[float]
     at: Mapped[float]
+
+
+ALL = StoredRow.metadata
+"""Every table of the database: those of ``models``, and those of the queue."""
