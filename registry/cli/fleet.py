@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import threading
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,6 +44,17 @@ LeaseSeconds = Annotated[
     ),
 ]  # fmt: skip
 Stay = Annotated[bool, typer.Option("--stay", help="Wait for further plans when no job is left.")]
+Calibrate = Annotated[
+    bool | None,
+    typer.Option(
+        "--calibrate/--no-calibrate",
+        help="Compare the device with others of its model, and set it aside if it is slower. Default: of a GPU.",
+    ),
+]
+UntilEof = Annotated[
+    bool,
+    typer.Option("--until-eof", help="Leave, as on SIGTERM, when standard input ends: with the program that holds it."),
+]
 
 
 def plan(  # noqa: PLR0913, PLR0917  (an option each)
@@ -111,14 +125,18 @@ def work(
     device: DeviceName = None,
     lease: LeaseSeconds = 180.0,
     stay: Stay = False,
+    until_eof: UntilEof = False,
+    calibrate: Calibrate = None,
     plugin: Plugins = None,
     db: Database = None,
 ) -> None:
     """Work on queued jobs with one device, until none is left for it.
 
     Started on any machine that reaches the database, by hand, Slurm or Kubernetes; one for each GPU. On SIGTERM and
-    Ctrl-C the present job goes back to the queue, and trials are kept. Exit codes: 0 no job is left, or told to stop;
-    1 this machine cannot go on (a full disk, a lost GPU); 2 bad input, or versions that the fleet does not work with.
+    Ctrl-C the present job goes back to the queue, and trials are kept.
+
+    Exit codes: 0 no job is left, or told to stop; 1 this machine cannot go on (a full disk, a lost GPU, a GPU slower
+    than others of its model); 2 bad input, or versions that the fleet does not work with.
     """
     if not lease > 0:
         raise typer.BadParameter(f"--lease {lease:g}: expected more than 0")
@@ -130,9 +148,13 @@ def work(
 
     with spawning.kept(preloading.ENTRY), JobQueue.open(db) as queue:
         here = device_of(device)
-        worker = LeasingWorker(queue, db, here, catalog_with(plugin), WorkOptions(lease, stay), text.say)
+        calibrated = here.type == "cuda" if calibrate is None else calibrate
+        options = WorkOptions(lease, stay, calibrate=calibrated)
+        worker = LeasingWorker(queue, db, here, catalog_with(plugin), options, text.say)
         text.say(f"{here} works on jobs of {queue.url}")
         _leave_when_told(worker)
+        if until_eof:
+            threading.Thread(target=_leave_at_eof, args=(worker,), daemon=True).start()
         summary = worker.run()
     if summary.fault:
         text.say(f"left: {summary.fault}")
@@ -184,3 +206,10 @@ def _leave_when_told(worker: LeasingWorker) -> None:
 
     for told in (signal.SIGTERM, signal.SIGINT):
         signal.signal(told, leave)
+
+
+def _leave_at_eof(worker: LeasingWorker) -> None:
+    # not sys.stdin.buffer: its lock, held by a thread that reads, aborts the interpreter when it ends
+    while os.read(sys.stdin.fileno(), 1 << 10):
+        pass
+    worker.leave()

@@ -31,6 +31,15 @@ class JobEnd(Enum):
     LOST = "the lease was lost"
     AWAY = "the database was out of reach"
     UNFIT = "this machine cannot go on: a full disk, a lost device"
+    ASIDE = "the device became slower than its kind: what was decided is set aside"
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """How long the database may be away, and how much devices of the model differ, see ``KindOfDevice.variance``."""
+
+    patience_s: float
+    device_variance: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,7 @@ def run_job(
     catalog: Catalog,
     tell: Callable[[str], None],
     stop: threading.Event,
-    patience_s: float,
+    limits: RunLimits,
 ) -> JobOutcome:
     """Tune the problems of a lease that no earlier attempt has decided; ``stop`` ends it early.
 
@@ -64,7 +73,8 @@ def run_job(
         if told:
             results = tune(
                 list(told), catalog=catalog, device=device, database=database,
-                options=options_of(lease.options, lease.fence, patience_s), observer=watch,
+                options=options_of(lease.options, lease.fence, limits.patience_s, limits.device_variance),
+                observer=watch,
                 counts={one: count for one, count in told.items() if count}, stop=stop,
             )  # fmt: skip
     except (CacheError, DeviceError) as fault:

@@ -92,7 +92,7 @@ def stored_options(options: TuneOptions) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def options_of(stored: Mapping[str, Any], fence: Fence, patience_s: float) -> TuneOptions:
+def options_of(stored: Mapping[str, Any], fence: Fence, patience_s: float, device_variance: float = 0.0) -> TuneOptions:
     """The options that :func:`stored_options` wrote, for one job; all of its problems, which the planner has chosen."""
     return TuneOptions(
         Budget(stored["seconds"], stored["trials"]),
@@ -103,6 +103,7 @@ def options_of(stored: Mapping[str, Any], fence: Fence, patience_s: float) -> Tu
         sampler=stored["sampler"],
         patience_s=patience_s,
         details={"job": fence.job, "token": fence.token},
+        device_variance=device_variance,
         fence=fence,
     )
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tuning_db import JobQueue
+from tuning_db import JobQueue, LostLeaseError
 from tuning_db.queue.entries import FleetWorker, Lease
 from tuning_db.records import new_uid
 
@@ -19,8 +19,9 @@ from ..discovery.catalog import Catalog
 from ..errors import FleetVersionError
 from ..tuner.measure.nvml import identity_of
 from ..tuner.patience import Patience
+from .calibration import KindOfDevice, measure
 from .heartbeat import Heartbeat
-from .job_run import JobEnd, JobOutcome, run_job
+from .job_run import JobEnd, JobOutcome, RunLimits, run_job
 from .planner import CPU
 from .versions import differences
 
@@ -41,11 +42,13 @@ class WorkOptions:
     lease_s     seconds for which a job stays its own without a renewal, by the clock of the database
     stay        wait for further plans when no job is left
     patience_s  how long the database may be away
+    calibrate   compare the device with others of its model before the first job and after every job
     """
 
     lease_s: float = LEASE_S
     stay: bool = False
     patience_s: float = _PATIENCE_S
+    calibrate: bool = False
 
 
 @dataclass
@@ -87,6 +90,7 @@ class LeasingWorker:
         identity = identity_of(device) if device.type == "cuda" else host
         self.record = FleetWorker(new_uid(), host, os.getpid(), device.name, identity, dict(device.software()))
         self.summary = WorkSummary()
+        self._kind = KindOfDevice(0)
 
     def leave(self) -> None:
         """Give the present job back and leave, soon."""
@@ -101,7 +105,11 @@ class LeasingWorker:
         self._patiently(lambda: self._queue.register(self.record))
         state, message = "left", ""
         try:
-            self._work()
+            if slow := self._slow():
+                state, self.summary.fault = "set aside", slow
+            else:
+                self._work()
+                state = "set aside" if self.summary.ends.get(JobEnd.ASIDE) else state
             message = self.summary.fault
         except FleetVersionError as fault:
             state, message = "refused", fault.message
@@ -120,7 +128,7 @@ class LeasingWorker:
                 continue
             outcome = self._carry_out(lease)
             failures = failures + 1 if outcome.end is JobEnd.FAILED else 0
-            if outcome.end is JobEnd.UNFIT:
+            if outcome.end in {JobEnd.UNFIT, JobEnd.ASIDE}:
                 self.summary.fault = outcome.message
             elif failures >= _MOST_FAILURES:
                 self.summary.fault = f"{failures} jobs failed in a row; the last: {outcome.message}"
@@ -167,6 +175,8 @@ class LeasingWorker:
         self._patiently(lambda: self._queue.beat(self.record.uid, "working"))
         with Heartbeat(self._queue, lease.fence, self.record.uid, self._options.lease_s, self._stop_job.set) as heart:
             outcome = self._run(lease)
+            if outcome.end is JobEnd.DONE and (slow := self._slow()):
+                outcome = JobOutcome(JobEnd.ASIDE, slow)
         if heart.lost and outcome.end is not JobEnd.DONE:
             outcome = JobOutcome(JobEnd.LOST, "the lease was lost; trials are kept, another worker goes on")
         outcome = self._settle(lease, outcome)
@@ -179,7 +189,7 @@ class LeasingWorker:
         while True:
             outcome = run_job(
                 lease, self._queue, self._database, self._device, self._catalog, self._tell, self._stop_job,
-                self._options.patience_s,
+                RunLimits(self._options.patience_s, self._kind.variance),
             )  # fmt: skip
             if outcome.end is not JobEnd.AWAY:
                 return outcome
@@ -191,7 +201,25 @@ class LeasingWorker:
         end, message = outcome.end, outcome.message
         if end is JobEnd.LOST:
             return outcome
+        if end is JobEnd.ASIDE:
+            return self._set_aside(lease, outcome)
         ask = {JobEnd.DONE: self._queue.complete, JobEnd.FAILED: self._queue.fail}.get(end, self._queue.hand_back)
         if self._patiently(lambda: ask(lease.fence, message)):
             return outcome
         return JobOutcome(JobEnd.LOST, f"the lease was lost ({message})")
+
+    def _set_aside(self, lease: Lease, outcome: JobOutcome) -> JobOutcome:
+        try:
+            count = self._patiently(lambda: self._queue.set_aside(lease.fence, outcome.message))
+        except LostLeaseError:
+            return JobOutcome(JobEnd.LOST, f"the lease was lost ({outcome.message})")
+        return JobOutcome(JobEnd.ASIDE, f"{outcome.message}; its {count} decisions are set aside")
+
+    def _slow(self) -> str:
+        """Calibrate the device; returns why it is to be set aside, "" if it is as fast as its kind."""
+        if not self._options.calibrate:
+            return ""
+        times = measure(self._device, self._catalog.files, self._tell)
+        self._patiently(lambda: self._queue.calibrated(self.record, times))
+        self._kind = KindOfDevice.of(self._patiently(lambda: self._queue.calibrations(self.record.device)))
+        return self._kind.fault(self.record.identity)

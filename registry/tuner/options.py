@@ -27,6 +27,7 @@ class TuneOptions:
     storage          a file or URL in which Optuna keeps the searches, see ``open_storage``; "" for none
     patience_s       how long the database may be away before the run ends for it
     details          kept with the run in the database, e.g. the job of a fleet
+    device_variance  variance of a log ratio between devices of the model, which decisions allow for
     fence            the lease of a fleet's job, without which nothing is decided; None for a run of a user
     """
 
@@ -40,4 +41,5 @@ class TuneOptions:
     storage: str = ""
     patience_s: float = PATIENCE_S
     details: Mapping[str, str | int] = field(default_factory=dict)
+    device_variance: float = 0.0
     fence: Fence | None = None

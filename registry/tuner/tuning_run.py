@@ -87,7 +87,7 @@ class TuningRun:
         self._left = TimeLeft(0, None)
         self._noise = Noise()
         self._noise_blocks: list[int] = []
-        self._earlier_noise = earlier_noise(store, self._store.environment)
+        self._earlier_noise = earlier_noise(store, self._store.environment) + Noise(devices=options.device_variance)
         self._weights = weigh(plans, counts, lambda plan: default_us(self._store.winner(plan.op, plan.problem)))
 
     def run(self) -> tuple[Result, ...]:

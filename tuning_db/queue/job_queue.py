@@ -110,6 +110,18 @@ class JobQueue:
             query = select(FleetPlanRow.id, FleetPlanRow.requires).where(FleetPlanRow.id.in_(jobs))
             return {number: requires for number, requires in session.execute(query)}  # noqa: C416
 
+    def waiting(self) -> list[tuple[NewJob, Mapping[str, Any]]]:
+        """The jobs that wait for a worker, with their plans' options, in the order in which they will be leased."""
+        query = select(FleetJobRow, FleetPlanRow.options).join(FleetPlanRow).where(FleetJobRow.state == QUEUED)
+        with self._opened.reading() as session:
+            return [
+                (
+                    NewJob(row.device, [QueuedProblem(**one) for one in row.problems], row.priority, row.most_attempts),
+                    options,
+                )
+                for row, options in session.execute(query.order_by(FleetJobRow.priority.desc(), FleetJobRow.id))
+            ]
+
     def lease(self, worker: str, devices: Collection[str], plans: Collection[int], seconds: float) -> Lease | None:
         """A lease of the next job of these plans for these models of devices; None if there is none to be had now."""
         with self._opened.writing() as session:

@@ -50,13 +50,15 @@ class Noise:
 
     ``decided``: pairs over the first three blocks of one problem's finals; ``single``: pairs within one process, of
     blocks and of the machine's own noise; ``variances``: (duration, variance over the three blocks) of every challenger
-    about as fast as the incumbent; ``copies``: (duration, variance) of the incumbents' copies.
+    about as fast as the incumbent; ``copies``: (duration, variance) of the incumbents' copies; ``devices``: variance of
+    a log ratio between devices of one model, 0.0 where nothing tells.
     """
 
     decided: tuple[Pair, ...] = ()
     single: tuple[Pair, ...] = ()
     variances: tuple[tuple[float, float], ...] = ()
     copies: tuple[tuple[float, float], ...] = ()
+    devices: float = 0.0
 
     def aa(self, us: float) -> float:
         """The relative difference that 95% of same-candidate pairs at that duration do not exceed.
@@ -87,7 +89,8 @@ class Noise:
         return Prior(float(np.median(chosen)) / _MEDIAN_OF_F, freedom)
 
     def __add__(self, other: Noise) -> Noise:
-        return Noise(*(getattr(self, name) + getattr(other, name) for name in _PARTS))
+        parts = (getattr(self, name) + getattr(other, name) for name in _PARTS)
+        return Noise(*parts, devices=max(self.devices, other.devices))
 
     @property
     def details(self) -> Mapping[str, Any]:
@@ -113,7 +116,7 @@ class Noise:
         return cls(*parts) if positive else cls()
 
 
-_PARTS = tuple(field.name for field in fields(Noise))
+_PARTS = tuple(field.name for field in fields(Noise) if field.name != "devices")
 
 
 def _short(value: float) -> float:

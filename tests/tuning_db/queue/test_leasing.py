@@ -38,6 +38,8 @@ def test_the_most_urgent_job_comes_first_then_the_oldest(fleet: Fleet) -> None:
     fleet.plan(problems(1), priority=0)
     fleet.plan(problems(2), priority=5)
     fleet.plan(problems(3), priority=5)
+    assert [job.problems[0].dims["rows"] for job, _ in fleet.queue.waiting()] == [2, 3, 1]
+    assert fleet.queue.waiting()[0][1] == {"trials": 8}
     order = [fleet.takes(fleet.joins(f"node{number}")).problems[0].dims["rows"] for number in range(3)]
     assert order == [2, 3, 1]
 
