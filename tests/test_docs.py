@@ -129,13 +129,20 @@ def test_the_shapes_in_the_box_load_and_cover_every_op_of_it(path: Path, catalog
 
 
 def test_every_command_in_the_guides_exists() -> None:
-    known = {"tune", *(command.name for command in new_registry_app().registered_commands)}
+    app = new_registry_app()
+    groups = {
+        group.name: {command.name for command in group.typer_instance.registered_commands}
+        for group in app.registered_groups
+        if group.typer_instance is not None
+    }
+    known = {"tune", *groups, *(command.name for command in app.registered_commands)}
     page = (ROOT / "docs" / "cli.md").read_text()
     lines = [line.removeprefix("$ ") for _, text in blocks("console") for line in text.splitlines() if line[:2] == "$ "]
     ours = [line.partition("#")[0].split() for line in lines if line.split()[0] in {"tune", "registry"}]
     assert len(ours) > 10
     for program, *arguments in ours:
         assert program == "tune" or arguments[0] in known
+        assert program == "tune" or arguments[0] not in groups or arguments[1] in groups[arguments[0]]
         for option in (word for word in arguments if word.startswith("--")):
             assert f"  {option}" in page or f", {option}" in page, option
 

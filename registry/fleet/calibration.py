@@ -128,14 +128,15 @@ def _limit(identity: str, worst: Mapping[str, float]) -> float:
     """The log ratio above which a device is slow, given how much the others of its kind differ."""
     others = [value for name, value in worst.items() if name != identity]
     centre = statistics.median(others)
-    deviation = _MAD * statistics.median(abs(value - centre) for value in others)
+    deviation: float = _MAD * statistics.median(abs(value - centre) for value in others)
     return max(math.log1p(_SLOW), centre + _DEVIATIONS * deviation)
 
 
 def _variance(logs: Sequence[Sequence[float]]) -> float:
     """Twice the variance of log times that the means of devices and entries do not explain: that of a log ratio."""
     table = np.array(logs)
-    if len(logs) < _FEWEST or table.shape[1] < 2:
+    if len(logs) < _FEWEST or len(logs[0]) < 2:
         return 0.0
     left = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
-    return 2 * float((left**2).sum()) / ((table.shape[0] - 1) * (table.shape[1] - 1))
+    freedom = (len(logs) - 1) * (len(logs[0]) - 1)
+    return 2 * float((left**2).sum()) / freedom

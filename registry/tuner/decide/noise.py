@@ -89,8 +89,13 @@ class Noise:
         return Prior(float(np.median(chosen)) / _MEDIAN_OF_F, freedom)
 
     def __add__(self, other: Noise) -> Noise:
-        parts = (getattr(self, name) + getattr(other, name) for name in _PARTS)
-        return Noise(*parts, devices=max(self.devices, other.devices))
+        return Noise(
+            self.decided + other.decided,
+            self.single + other.single,
+            self.variances + other.variances,
+            self.copies + other.copies,
+            max(self.devices, other.devices),
+        )
 
     @property
     def details(self) -> Mapping[str, Any]:
@@ -109,11 +114,11 @@ class Noise:
             parts = [tuple(Pair(float(us), float(value)) for us, value in details.get(name, ())) for name in _PARTS]
         except (TypeError, ValueError, AttributeError):
             return cls()
-        decided, single, _, _ = parts
+        decided, single, variances, copies = parts
         positive = all(pair.us > 0 for part in parts for pair in part) and all(
             pair.ratio > 0 for pair in decided + single
         )
-        return cls(*parts) if positive else cls()
+        return cls(decided, single, variances, copies) if positive else cls()
 
 
 _PARTS = tuple(field.name for field in fields(Noise) if field.name != "devices")
