@@ -3,6 +3,7 @@
 # make test-thorough   the tests of both tiers: `make test` leaves out those that repeat what quicker ones guard
 # make lint    the checks alone
 # make sizes   layers, files per folder, the longest files and functions, lines of code
+# make docs    the page of the command line, and the documentation as a site, built strictly into build/site
 # make bench   what the README's numbers come from
 #
 # Everything happens in .venv, made anew only when pyproject.toml changes. PYTHON chooses the interpreter (3.11 or newer).
@@ -48,8 +49,10 @@ sizes: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
+docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(STAMP)
 	$(BIN)/python docs/generate_cli.py
+	$(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

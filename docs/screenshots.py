@@ -2,8 +2,8 @@
 
     python docs/screenshots.py DATABASE [STUDY]
 
-Needs playwright, which no extra brings (pip install playwright), and a Chromium: the system's, or what
-`playwright install chromium` fetches. STUDY is part of the name of the study to open in the dashboard.
+Needs playwright, which the group dev brings, and a Chromium: the system's, or what `playwright install chromium`
+fetches. STUDY is part of the name of the study to open in the dashboard, which is left out without it.
 """
 
 from __future__ import annotations
@@ -27,23 +27,31 @@ CHARTS_MS = 6000
 """Milliseconds to wait for the dashboard's charts: it draws in the browser, and nothing says when it is done."""
 
 
-def main(database: str, study: str = "") -> None:
-    """Three pictures: the report in light and dark, and a study in the dashboard."""
+def main(database: str, study: str | None = None) -> None:
+    """The report in light and dark, the page of the best kernel of its first op, and a study in the dashboard."""
     IMAGES.mkdir(exist_ok=True)
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         report = Path(folder) / "report.html"
-        registry("report", "--db", database, "--out", str(report)).wait()
-        opened(browser, report.as_uri(), "light", 1080).screenshot(path=IMAGES / "report.png")
-        page = opened(browser, report.as_uri(), "dark", 1300)
-        page.evaluate("document.querySelector('.op > .scroll').previousElementSibling.scrollIntoView()")
+        registry("report", "--source", "--db", database, "--out", str(report)).wait()
+        opened(browser, report.as_uri(), "light", 1380).screenshot(path=IMAGES / "report.png")
+        page = opened(browser, report.as_uri(), "dark", 1080)
+        page.locator("h3", has_text="Winners").first.evaluate("heading => heading.scrollIntoView()")
         page.screenshot(path=IMAGES / "report-dark.png")
-        with dashboard(database) as address:
-            page = opened(browser, f"{address}dashboard/studies/{study_id(address, study)}", "light", 1190)
-            page.get_by_label("Log y scale").click()
-            page.wait_for_timeout(CHARTS_MS)
-            page.screenshot(path=IMAGES / "dashboard.png")
+        page = opened(browser, report.as_uri(), "light", 1080)
+        page.locator(".board tbody a").first.click()
+        page.screenshot(path=IMAGES / "report-kernel.png")
+        if study is not None:
+            take_dashboard(browser, database, study)
         browser.close()
+
+
+def take_dashboard(browser: Browser, database: str, study: str) -> None:
+    with dashboard(database) as address:
+        page = opened(browser, f"{address}dashboard/studies/{study_id(address, study)}", "light", 1190)
+        page.get_by_label("Log y scale").click()
+        page.wait_for_timeout(CHARTS_MS)
+        page.screenshot(path=IMAGES / "dashboard.png")
 
 
 def opened(browser: Browser, address: str, scheme: str, height: int) -> Page:

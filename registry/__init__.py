@@ -6,6 +6,7 @@
 Importing this package loads neither Triton, nor a plugin, nor the database or the tuner.
 """
 
+from . import distributed as distributed
 from . import nn as nn
 from .api import (
     call,

@@ -129,5 +129,13 @@ class FleetVersionError(RegistryError):
     """A node whose versions of torch, Triton or plugins are not those of the fleet; the message names each."""
 
 
+class ReleaseError(StoreError):
+    """A release that cannot be found, read or made, or ranks of a job that do not run the same one."""
+
+
+class SandboxError(RegistryError):
+    """A sandbox that cannot be made on this machine: bubblewrap is missing, or may not make a namespace."""
+
+
 class CheckError(RegistryError, AssertionError):
     """An op or implementation that failed ``registry.testing``; the message lists every failure."""

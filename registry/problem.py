@@ -98,10 +98,11 @@ class Problem:
 
     def __init__(self, op: str, dims: Mapping[str, Value], traits: Traits | Mapping[str, Value] | None = None) -> None:
         traits = traits if isinstance(traits, Traits) else Traits(told=traits)
+        own = self.__dict__
         # dimensions are stored as attributes: __getattr__ would take a microsecond for each
-        self.__dict__.update(dims, op=op, dims=MappingProxyType(dict(dims)), traits=traits)
+        own.update(dims, op=op, dims=MappingProxyType(dict(dims)), traits=traits)
         if "misaligned" in dims:
-            del self.__dict__["misaligned"]
+            del own["misaligned"]
 
     def watched(self, dims: Mapping[str, Value]) -> Problem:
         """This problem with ``dims`` that record which dimensions are read."""

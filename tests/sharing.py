@@ -12,6 +12,7 @@ TOGETHER = {
         "tests/dispatch/torch_side/",
         "tests/dispatch/test_untuned_sizes.py",
         "tests/plugins/test_cross_entropy.py",
+        "tests/plugins/test_linear_cross_entropy.py",
         "tests/plugins/test_torch.py",
     ),
     "tuner": ("tests/tuner/",),

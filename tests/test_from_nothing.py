@@ -132,3 +132,38 @@ def test_a_new_package_is_installed_checked_tuned_and_explained(python: Path, tm
     problem = ("acme::thing", "rows=16", "cols=100", "dtype=float32")
     explained = json.loads(told("explain", *problem, "--device", "cpu", "--json"))
     assert (explained["step"], explained["implementation"]) == ("exact", "acme.torch")
+
+
+@pytest.mark.thorough
+def test_the_wheel_alone_does_everything(python: Path, tmp_path: Path) -> None:
+    """Each command that a user needs, in a folder that has nothing of the repository."""
+    where = tmp_path / "elsewhere"
+    where.mkdir()
+    variables = {
+        "PYTHONPATH": "",
+        "OMP_NUM_THREADS": "1",
+        "KERNEL_REGISTRY_DB": str(where / "tuning.db"),
+        "KERNEL_REGISTRY_CACHE": str(tmp_path / "cache"),
+    }
+
+    def told(*words: str | Path) -> str:
+        return ran(python.with_name("registry"), *words, cwd=where, **variables)
+
+    assert "Usage: registry" in told("--help")
+    assert "Usage: tune" in ran(python.with_name("tune"), "--help", cwd=where, **variables)
+    states = {check["name"]: check["state"] for check in json.loads(told("doctor", "--json"))}
+    assert "FAULT" not in states.values(), states
+    assert {"softmax", "gemm_int4"} <= {line.split(",")[0] for line in told("ops").splitlines()}
+    told("tune", "--model", "llama-3.2-1b", "--batch", "1", "--context", "64", "--dry-run", "--device", "cpu")
+    rivals = ("--implementations", "cpp.blocks,torch.native")
+    told("tune", "--shapes", "configs/smoke.yaml", "--op", "square", "--device", "cpu", "--trials", "2", *rivals)
+    assert "square" in told("results")
+    told("report", "--out", "report.html", "--source")
+    assert "Tuning report" in (where / "report.html").read_text()
+    told("export", "all.jsonl")
+    told("compare", "all.jsonl", "tuning.db", "--out", "changes.html")
+    assert "Winners compared" in (where / "changes.html").read_text()
+    told("new", "plugin", "acme", "--op", "softmax", "--backend", "torch")
+    assert (where / "registry-acme" / "pyproject.toml").is_file()
+    shipped = "from registry import shipped; import registry; print(registry.__file__)"
+    assert str(tmp_path / "environment") in ran(python, "-c", shipped, cwd=where, **variables)

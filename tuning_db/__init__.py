@@ -22,7 +22,7 @@ from .errors import (
     TuningDBError,
     UnreachableDatabaseError,
 )
-from .identities import CandidateKey, Environment, ProblemKey, Protocol
+from .identities import REGIMES, CandidateKey, Environment, ProblemKey, Protocol
 from .records import Decision, Final, Interval, Statistics, StoredRun, Transfer, Trial, is_noise
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .store import Store
 
 __all__ = [
+    "REGIMES",
     "BusyDatabaseError",
     "CandidateKey",
     "CorruptedDatabaseError",

@@ -64,9 +64,16 @@ class Environment(_Identity):
         return digest([self.hardware, self.software])
 
 
+REGIMES = ("cold", "hot")
+"""``cold``: a call finds its inputs in memory. ``hot``: the cache holds them as far as they fit."""
+
+
 @dataclass(frozen=True, eq=False)
 class Protocol(_Identity):
-    """How something was timed: the regime ("cold", "hot"), within which times are compared, and every other detail."""
+    """How something was timed: the regime, within which times are compared, and every other detail.
+
+    Regimes are those of ``REGIMES``.
+    """
 
     regime: str
     details: Mapping[str, Any] = field(default_factory=dict)

@@ -245,3 +245,15 @@ class WinnerRow(StoredRow):
     software_id: Mapped[int] = mapped_column(ForeignKey("software.id"), primary_key=True)
     regime: Mapped[str] = mapped_column(String(64), primary_key=True)
     decision_id: Mapped[int] = mapped_column(SERIAL, ForeignKey("decision.id"))
+
+
+class ReleaseRow(StoredRow):
+    """A release: winners with their evidence, as compressed lines of the exchange format. It never changes."""
+
+    __tablename__ = "release_set"
+
+    name: Mapped[str] = mapped_column(String(255), primary_key=True)
+    id: Mapped[str] = mapped_column(String(64), index=True)
+    created: Mapped[datetime]
+    winners: Mapped[int]
+    content: Mapped[bytes]

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from sqlalchemy import Select, func, select, text
 from sqlalchemy.orm import Session
 
-from . import reading
+from . import reading, releases
 from .database.engine import Opened
 from .identities import CandidateKey, Environment, ProblemKey, Protocol
 from .identity_rows import candidate_key
@@ -28,6 +28,8 @@ from .models import (
     WinnerRow,
 )
 from .records import Decision, Final, Statistics, StoredRun, Trial
+from .releases import Release
+from .schema import RELEASES
 from .searches import Search, searches_of
 
 _NEWEST = (DecisionRow.created.desc(), DecisionRow.id.desc())
@@ -219,6 +221,30 @@ class Queries:
                 stream.write(line)
                 count += 1
         return count
+
+    def winners_content(
+        self,
+        *,
+        op: str | None = None,
+        hardware: Sequence[Mapping[str, Any]] | None = None,
+        brief: bool = False,
+    ) -> bytes:
+        """The content that a release of the winners has, or of those of one op or some hardware; see ``releases``.
+
+        ``brief``: of their finals only a time for the best candidate of each implementation.
+        """
+        from .exchange.exporting import exported_set
+
+        keys = None if hardware is None else [_key(identity) for identity in hardware]
+        with self._opened.reading() as session:
+            return releases.joined(exported_set(session, op, keys, brief=brief))
+
+    def releases(self) -> list[Release]:
+        """Every release, newest first."""
+        if self._opened.version < RELEASES:
+            return []
+        with self._opened.reading() as session:
+            return releases.every(session)
 
     def _decisions(self, query: Select[Any]) -> list[Decision]:
         with self._opened.reading() as session:

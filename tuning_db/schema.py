@@ -27,11 +27,14 @@ VERSION_TABLE = "tuning_db_version"
 STAMPS = f"SELECT version_num FROM {VERSION_TABLE}"
 """Query of the version that the table holds."""
 
-LATEST = 4
+LATEST = 5
 """The version that this code writes."""
 
-READABLE = frozenset({1, 2, 3, 4})
+READABLE = frozenset({1, 2, 3, 4, 5})
 """The versions that are read without migrating them."""
+
+RELEASES = 4
+"""The version that added the table of releases."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 

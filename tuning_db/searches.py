@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, case, select
+from sqlalchemy import Select, Text, case, cast, select
 from sqlalchemy.orm import Session
 
 from .identities import CandidateKey, Environment, ProblemKey, Protocol
@@ -16,13 +16,17 @@ from .referred import TOGETHER, Referred
 
 
 class TrialFigures(NamedTuple):
-    """The outcome of a trial. ``message`` is that of a failure, and empty of a trial that was right."""
+    """The outcome of a trial. ``message`` is that of a failure, and empty of a trial that was right.
+
+    ``resources`` is JSON, the entry of that name in the trial's details: what the compiler says that the kernel takes.
+    """
 
     candidate: CandidateKey
     status: str
     censored: bool
     median_us: float | None
     message: str
+    resources: str | None = None
 
 
 class Search(NamedTuple):
@@ -59,8 +63,9 @@ def _query(op: str | None) -> Select[Any]:
     message = case((TrialRow.status == "ok", ""), else_=TrialRow.message)
     # an import keeps instants, but not the order of rows
     query = select(
-        *_PLACE, TrialRow.id, TrialRow.candidate_id, TrialRow.status, TrialRow.censored, TrialRow.median_us, message
-    ).order_by(*_PLACE, TrialRow.created, TrialRow.id)
+        *_PLACE, TrialRow.id, TrialRow.candidate_id, TrialRow.status, TrialRow.censored, TrialRow.median_us, message,
+        cast(TrialRow.details["resources"], Text),
+    ).order_by(*_PLACE, TrialRow.created, TrialRow.id)  # fmt: skip
     return query if op is None else query.where(TrialRow.problem_id.in_(select(ProblemRow.id).filter_by(op=op)))
 
 

@@ -16,7 +16,7 @@ from .database.answering import AnsweredRow, Ask, answered
 from .database.location import locate
 from .errors import InvalidRecordError
 from .identities import CandidateKey, Environment, ProblemKey
-from .keys import digest, plain_mapping
+from .keys import canonical_json, digest, plain_mapping
 from .records import Transfer, transfers_of
 from .schema import STAMPS
 
@@ -35,6 +35,8 @@ _WINNERS = """
     JOIN decision ON decision.id = winner.decision_id
     WHERE problem.op = :op AND winner.regime = :regime AND hardware.key = :hardware
 """
+
+_WINNING = "SELECT decision.uid, winner.regime FROM winner JOIN decision ON decision.id = winner.decision_id"
 
 _TRANSFERS = "CAST(decision.transfers AS TEXT)"
 _WITHOUT_TRANSFERS = 2
@@ -72,13 +74,15 @@ _TRIALS = f"""
 
 _SOFTWARE = "SELECT id, CAST(identity AS TEXT) FROM software WHERE id IN ({})"
 
-_RUNS = """
+LATEST_RUNS = 8
+"""Runs that are asked for a learnt rule, the latest first: a few may be of a version that learnt nothing."""
+
+_RUNS = f"""
     SELECT run.id, CAST(run.summary AS TEXT)
     FROM run JOIN hardware ON hardware.id = run.hardware_id
     WHERE hardware.key = :hardware AND run.ended IS NOT NULL
-    ORDER BY run.ended DESC LIMIT 8
+    ORDER BY run.ended DESC, run.id LIMIT {LATEST_RUNS}
 """
-"""The latest runs, of which a few may be of a version that learnt nothing."""
 
 _MOST_NUMBERS = 500
 """Row numbers in one IN list."""
@@ -183,6 +187,12 @@ def read_winners(
     return Snapshot(locate(database).shown, op, hardware, rows, candidates, software, learnt)
 
 
+def read_identity(database: str | Path | None, seconds: float) -> str:
+    """A hash of which decisions are winners in a database, "" if none is. Raises as :func:`read_winners`."""
+    found = answered(database, seconds, lambda ask: ask(_WINNING, {}))
+    return digest(sorted(f"{regime} {uid}" for uid, regime in found)) if found else ""
+
+
 def read_runners(database: str | Path | None, uid: str, seconds: float) -> dict[str, CandidateKey]:
     """The candidates that a decision was measured against, see ``runners``. Raises as :func:`read_winners`."""
     return answered(database, seconds, lambda ask: runners(ask, uid))
@@ -198,8 +208,12 @@ def runners(ask: Ask, uid: str) -> dict[str, CandidateKey]:
 
 
 def best_of_each(rows: Iterable[AnsweredRow]) -> dict[str, CandidateKey]:
-    """The fastest of rows of (implementation, fingerprint, config as JSON, time), by implementation."""
-    fastest = sorted((row for row in rows if row[3] is not None), key=lambda row: float(row[3]), reverse=True)
+    """The fastest of rows of (implementation, fingerprint, config as JSON, time), by implementation.
+
+    Of equally fast ones the first by fingerprint and configuration, in whatever order a database has them.
+    """
+    timed = (row for row in rows if row[3] is not None)
+    fastest = sorted(timed, key=lambda row: (float(row[3]), row[1], canonical_json(json.loads(row[2]))), reverse=True)
     return {name: CandidateKey(name, fingerprint, json.loads(config)) for name, fingerprint, config, _ in fastest}
 
 

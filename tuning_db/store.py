@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from sqlalchemy import update
 
-from . import reading, writing
+from . import reading, releases, writing
 from .database.engine import Opened, open_database, upgrade_database
 from .database.location import locate
+from .errors import ExchangeError, InvalidRecordError
 from .identities import Environment
 from .identity_rows import Identities, KnownIds
 from .keys import plain_mapping
@@ -19,6 +20,7 @@ from .queries import Queries
 from .queue import fencing
 from .queue.entries import Fence
 from .records import Decision, Final, PlainTrial, StoredRun, Trial, new_uid, now
+from .releases import Release
 
 if TYPE_CHECKING:
     from .exchange import ExchangeLine
@@ -83,6 +85,32 @@ class Store(Queries):
 
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
+
+    # releases
+
+    def create_release(
+        self, name: str, *, op: str | None = None, hardware: Sequence[Mapping[str, Any]] | None = None
+    ) -> Release:
+        """Stores a release of the winners, or of those of one op or some hardware. It never changes.
+
+        Made again of the same winners it is left as it is. Raises InvalidRecordError for a bad name, for a name that
+        other winners have, and where there is no winner.
+        """
+        releases.check_name(name)
+        content = self.winners_content(op=op, hardware=hardware)
+        try:
+            return self.add_release(name, content)
+        except ExchangeError:
+            told = " that was asked for" if op or hardware else ""
+            raise InvalidRecordError(f"{self.url} has no winner{told}", hint="run `tune` to find some") from None
+
+    def add_release(self, name: str, content: bytes) -> Release:
+        """Stores a release of this content, see ``releases``; one that is there already is left as it is.
+
+        Raises InvalidRecordError for a bad name, and where other winners have the name; ExchangeError for bad content.
+        """
+        with self._opened.writing() as session:
+            return releases.add(session, name, content)
 
     # writing
 

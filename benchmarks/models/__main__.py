@@ -32,11 +32,12 @@ from registry import Device
 from registry.integrations.transformers import apply
 
 from ..arguments import output_folder
+from .timing import Step, milliseconds, ratio
 
 FORMS = ("eager", "graph", "compile", "reduce-overhead", "prefill")
 WAYS = ("plain", "apply", "int4", "int4+head")
 CONTEXT, FILLED = 1024, 512
-ROUNDS, STEPS = 7, 20
+STEPS = 20
 
 LLAMA = {
     "hidden_size": 4096,
@@ -56,8 +57,6 @@ SMALL = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
 }
-
-Step = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -161,22 +160,6 @@ def prefill(model: Any, batch: int) -> Step:
     return step
 
 
-def milliseconds(steps: dict[str, Step], rewinds: dict[str, Step], count: int) -> dict[str, list[float]]:
-    """Milliseconds a step by way, a value for each round; the ways take turns."""
-    times: dict[str, list[float]] = {way: [] for way in steps}
-    for turn in range(ROUNDS if steps else 0):
-        names = [*steps][turn % len(steps) :] + [*steps][: turn % len(steps)]
-        for way in names:
-            rewinds[way]()
-            _wait()
-            began = time.perf_counter()
-            for _ in range(count):
-                steps[way]()
-            _wait()
-            times[way].append((time.perf_counter() - began) / count * 1e3)
-    return times
-
-
 def rows_of(form: str, batch: int, models: dict[str, Any], count: int) -> list[Row]:
     """The rows of one form at one batch."""
     steps: dict[str, Step] = {}
@@ -197,16 +180,8 @@ def rows_of(form: str, batch: int, models: dict[str, Any], count: int) -> list[R
     times = milliseconds(steps, rewinds, count)
     median = {way: statistics.median(each) for way, each in times.items()}
     plain = times.get("plain")
-    ratios = {
-        way: statistics.median(one / other for one, other in zip(each, plain, strict=True)) if plain else None
-        for way, each in times.items()
-    }
+    ratios = {way: ratio(each, plain) for way, each in times.items()}
     return [*(Row(form, batch, way, median[way], ratios[way]) for way in times), *failed]
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def shown(row: Row) -> str:

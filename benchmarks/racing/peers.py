@@ -58,6 +58,14 @@ def _compiled_cross_entropy(_: Problem, values: tuple[Any, ...]) -> Call:
     return lambda logits, target, weight, *_: compiled(logits, target, weight)
 
 
+def _torchs_linear_loss(*_: object) -> Call:
+    """torch's linear layer and cross-entropy. Liger's waits for the GPU: benchmarks.racing.fused_linear_loss."""
+    linear, cross_entropy = torch.nn.functional.linear, torch.nn.functional.cross_entropy
+    return lambda x, weight, target, bias, index, reduction, smoothing: cross_entropy(
+        linear(x, weight, bias), target, ignore_index=index, reduction=reduction, label_smoothing=smoothing
+    )
+
+
 def _gems_softmax(*_: object) -> Call:
     softmax: Call = importlib.import_module("flag_gems").ops.softmax
     return softmax
@@ -156,6 +164,7 @@ _PEERS: Mapping[str, Mapping[str, Maker]] = {
         "QuACK": quack.cross_entropy,
     },
     "cross_entropy_backward": {"QuACK": quack.cross_entropy_backward},
+    "fused_linear_cross_entropy": {"torch's own": _torchs_linear_loss},
     "rotary_embedding": {"Liger": liger.rotary_embedding},
     "layer_norm": {"Liger": liger.layer_norm},
     "fused_add_rms_norm": {"Liger": liger.fused_add_rms_norm},

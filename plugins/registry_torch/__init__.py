@@ -400,6 +400,28 @@ def cross_entropy_backward_implementations() -> Iterable[Implementation]:
     return [CrossEntropyBackward(), CompiledCrossEntropyBackward()]
 
 
+@implements("fused_linear_cross_entropy")
+def fused_linear_cross_entropy_implementations() -> Iterable[Implementation]:
+    """A product and a loss of all logits, plain and compiled by Inductor, and of some rows at a time."""
+    from .losses.chunked_linear import ChunkedLinearCrossEntropy
+    from .losses.linear_cross_entropy import CompiledLinearCrossEntropy, LinearCrossEntropy
+
+    return [LinearCrossEntropy(), CompiledLinearCrossEntropy(), ChunkedLinearCrossEntropy()]
+
+
+@implements("fused_linear_cross_entropy_backward")
+def fused_linear_cross_entropy_backward_implementations() -> Iterable[Implementation]:
+    """All logits again, their gradient and two products, plain and compiled, and for some columns at a time."""
+    from .losses.chunked_linear import ChunkedLinearCrossEntropyBackward
+    from .losses.linear_cross_entropy import CompiledLinearCrossEntropyBackward, LinearCrossEntropyBackward
+
+    return [
+        LinearCrossEntropyBackward(),
+        CompiledLinearCrossEntropyBackward(),
+        ChunkedLinearCrossEntropyBackward(),
+    ]
+
+
 @implements("attention")
 def attention_implementations() -> Iterable[Implementation]:
     """Products and a softmax, and each of the kernels behind ``torch.nn.functional.scaled_dot_product_attention``."""

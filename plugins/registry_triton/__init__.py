@@ -283,6 +283,20 @@ def cross_entropy_backward_implementations() -> Sequence[registry.Implementation
     return [TileCrossEntropyBackward()]
 
 
+@registry.implements("fused_linear_cross_entropy")
+def fused_linear_cross_entropy_implementations() -> Sequence[registry.Implementation]:
+    from .losses.linear_cross_entropy import ChunkedLinearLoss
+
+    return [ChunkedLinearLoss()]
+
+
+@registry.implements("fused_linear_cross_entropy_backward")
+def fused_linear_cross_entropy_backward_implementations() -> Sequence[registry.Implementation]:
+    from .losses.linear_cross_entropy_backward import ChunkedLinearLossBackward
+
+    return [ChunkedLinearLossBackward()]
+
+
 @registry.implements("attention")
 def attention_implementations() -> Sequence[registry.Implementation]:
     from .attention.flash import TileAttention

@@ -53,6 +53,7 @@ def checks(database: str | None) -> Iterator[Check]:
     yield compiler_check()
     yield cache_check()
     yield database_check(database)
+    yield from release_check(database)
     yield shipped_check()
     yield prepared_check()
     yield from plugin_checks()
@@ -151,6 +152,19 @@ def database_check(database: str | None) -> Check:
         return Check("database", FAULT, fault.message, fault.hint)
     counts = f"{text.plural(held.winners, 'winner')}, {text.plural(held.trials, 'trial')}"
     return Check("database", OK, f"{counts}, {held.size_bytes / 2**20:.1f} MiB; schema {held.schema_version}")
+
+
+def release_check(database: str | None) -> Iterator[Check]:
+    """The release that processes are pinned to, if the variable says so."""
+    from ..releases.pinning import pinned
+
+    try:
+        release = pinned(database)
+    except RegistryError as fault:
+        yield Check("release", FAULT, fault.message, fault.hint)
+        return
+    if release is not None:
+        yield Check("release", OK, f"{release}, read from {release.path}")
 
 
 def shipped_check() -> Check:

@@ -49,7 +49,7 @@ def export(
 
     with Store.open(db, create=False, migrate=False) as store, seldom_collecting():
         check_stored_op(op, store)
-        chosen = None if hardware is None else _named(hardware, store)
+        chosen = None if hardware is None else hardware_named(hardware, store)
         if str(file) == "-":
             store.export(sys.stdout, op=op, hardware=chosen, winners_only=winners_only)
             return
@@ -61,7 +61,7 @@ def export(
     text.say(f"{text.plural(count, 'record')} written to {file}")
 
 
-def _named(name: str, store: Store) -> list[Mapping[str, Any]]:
+def hardware_named(name: str, store: Store) -> list[Mapping[str, Any]]:
     """Every stored hardware identity of that name: a GPU may be stored whole and as MIG instances."""
     there = store.hardware()
     found = [identity for identity in there if str(identity.get("name", "")).casefold() == name.casefold()]

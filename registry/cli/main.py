@@ -16,10 +16,12 @@ from .db import upgrade
 from .doctor import doctor
 from .exchange import export, import_
 from .explain import explain
-from .fleet import plan, status, work
+from .fleet.commands import plan, status, work
 from .ops import ops
 from .plugins import plugins
 from .profile import profile
+from .releases import release
+from .releases.drift import drift
 from .report import report
 from .results import results
 from .tune import tune
@@ -31,7 +33,9 @@ HELP = "Which kernel runs: the ops, who implements them, what was measured here,
 def new_registry_app() -> typer.Typer:
     """The ``registry`` program."""
     program = application.new_app(HELP)
-    shown = (tune, race, ops, plugins, explain, winners, profile, results, compare, report, dashboard, doctor, export)
+    shown = (
+        tune, race, ops, plugins, explain, winners, profile, results, compare, drift, report, dashboard, doctor, export,
+    )  # fmt: skip
     for command in shown:
         program.command(name=command.__name__)(command)
     program.command(name="compile")(compile_)
@@ -48,6 +52,12 @@ def new_registry_app() -> typer.Typer:
     fleet.command(name="work")(work)
     fleet.command(name="status")(status)
     program.add_typer(fleet, name="fleet")
+    releases = application.new_app("Sets of winners that never change: to pin processes to, to sign and to pass on.")
+    releases.command(name="create")(release.create)
+    releases.command(name="list")(release.list_)
+    releases.command(name="export")(release.export)
+    releases.command(name="import")(release.import_)
+    program.add_typer(releases, name="release")
     new = application.new_app("A package to begin with.")
     new.command(name="plugin")(new_plugin)
     new.command(name="op")(new_op)

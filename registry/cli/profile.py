@@ -74,28 +74,20 @@ def profile(  # noqa: PLR0913, PLR0917  (an option each)
     reaches: of a copy of the bytes that the problem must move, timed here, or of its FLOP at the GPU's peak.
     """
     given = list(command or ())
-    if bool(given) == (shapes is not None):
-        raise RegistryError(
-            "both --shapes and a command were given" if given else "nothing to profile",
-            hint="expected --shapes FILE, or a command: registry profile -- python script.py",
-        )
-    if given and (op or ncu):
-        raise RegistryError("--op and --ncu are for --shapes", hint="leave them out, or name problems with --shapes")
+    _check_source(given, shapes, of_shapes=bool(op or ncu))
     if calls < 1:
         raise typer.BadParameter(f"--calls {calls}: expected at least 1")
     catalog, there = catalog_with(plugin), device_of(device)
+    problems = () if shapes is None else _problems(shapes, catalog, split("--op", op))
+    if ncu:
+        _show_ncu(problems, there, db, plugin or (), json=json)
+        return
     code = 0
     with tempfile.TemporaryDirectory(prefix="kernel-registry-profile-") as name:
         folder = Path(name)
-        if shapes is None:
-            from ..profiling.command import run_profiled
-
-            code = run_profiled(given, folder)
+        if given:
+            code = _run(given, folder)
         else:
-            problems = _problems(shapes, catalog, split("--op", op))
-            if ncu:
-                _show_ncu(problems, there, db, plugin or (), json=json)
-                return
             _call(problems, catalog, there, db, calls, folder)
         files = sorted(folder.glob("*.json"), key=lambda path: -path.stat().st_size)
         if not files:
@@ -107,6 +99,23 @@ def profile(  # noqa: PLR0913, PLR0917  (an option each)
         _keep(files, trace, tensorboard)
     _show(whole, catalog, there, json=json)
     raise typer.Exit(application.ToldCode(code))
+
+
+def _check_source(command: Sequence[str], shapes: Path | None, *, of_shapes: bool) -> None:
+    """Raise RegistryError unless there is either a command or a file; ``of_shapes``: an option of a file was given."""
+    if bool(command) == (shapes is not None):
+        raise RegistryError(
+            "both --shapes and a command were given" if command else "nothing to profile",
+            hint="expected --shapes FILE, or a command: registry profile -- python script.py",
+        )
+    if command and of_shapes:
+        raise RegistryError("--op and --ncu are for --shapes", hint="leave them out, or name problems with --shapes")
+
+
+def _run(command: Sequence[str], folder: Path) -> int:
+    from ..profiling.command import run_profiled
+
+    return run_profiled(command, folder)
 
 
 def _problems(shapes: Path, catalog: Catalog, ops: Sequence[str]) -> tuple[Problem, ...]:

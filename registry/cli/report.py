@@ -11,14 +11,12 @@ import typer
 
 from tuning_db.records import now
 
-from ..errors import RegistryError
-from ..paths import write_whole
 from .collecting import seldom_collecting
 from .display import text
 from .options import Database, SeveralOps, split
+from .pages.installed import counted_work, installed_sources
+from .pages.page_file import check_out, write
 from .stored import stored_facts
-
-_HEAD_BYTES = 2048
 
 
 def report(
@@ -28,10 +26,20 @@ def report(
         Path, typer.Option("--out", metavar="FILE", help="Where to write; - is stdout. An older report is replaced.")
     ] = Path("report.html"),
     force: Annotated[bool, typer.Option("--force", help="Replace the file also if it is not a report.")] = False,
+    source: Annotated[
+        bool,
+        typer.Option(
+            "--source",
+            help="Load the installed plugins too: show the source of kernels, and count the bytes and FLOP of problems "
+            "that older runs do not tell.",
+        ),
+    ] = False,
 ) -> None:
     """Write a report as one HTML file.
 
-    Winners, times, the search, the finals and the environment; it needs no network and can be mailed.
+    For each op and GPU a leaderboard, the roofline, winners, times, the search and the finals, and a page for each
+    kernel: whom it beats where, what its parameters cost, its registers and spills. It needs no network and can be
+    mailed; sources are in it only with --source.
     """
     from ..report.page import render
 
@@ -41,45 +49,11 @@ def report(
     from tuning_db import Store
 
     with Store.open(db, create=False, migrate=False) as store, seldom_collecting():
-        facts = stored_facts(store, ops)
-        page = render(facts, version=version("kernel-registry"), created=now())
+        facts = stored_facts(store, ops, counted_work if source else None)
+        sources = installed_sources(section.op for section in facts.sections) if source else None
+        page = render(facts, version=version("kernel-registry"), created=now(), sources=sources)
     if str(out) == "-":
         sys.stdout.write(page)
         return
     write(page, out)
     text.say(f"{out.resolve()} written ({len(page.encode()) / 1e6:.1f} MB)")
-
-
-def check_out(path: Path, *, force: bool) -> None:
-    """Raises RegistryError for an output file that must not, or cannot, be replaced; called before any work."""
-    if path.is_dir():
-        raise RegistryError(f"--out {path}: a folder", hint=f"name the file, e.g. {path / 'report.html'}")
-    if not path.resolve().parent.is_dir():
-        raise RegistryError(f"--out {path}: no such folder", hint=f"make {path.parent} first")
-    if not path.exists():
-        return
-    if not path.is_file():
-        raise RegistryError(f"--out {path}: not a regular file", hint="use --out - for stdout")
-    if not force and not _is_report(path):
-        raise RegistryError(
-            f"--out {path}: there is a file that is not a report", hint="choose another name, or replace it by --force"
-        )
-
-
-def _is_report(path: Path) -> bool:
-    from ..report.page import GENERATOR
-
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(_HEAD_BYTES)
-    except OSError as fault:
-        raise RegistryError(f"--out {path}: {fault.strerror}", hint="expected a file that can be written") from None
-    return not head or f'name="generator" content="{GENERATOR}"'.encode() in head
-
-
-def write(page: str, path: Path) -> None:
-    """Writes the file completely or not at all, so that a reader of an existing report never sees half of one."""
-    try:
-        write_whole(path.resolve(), page.encode())
-    except OSError as fault:
-        raise RegistryError(f"--out {path}: {fault.strerror}", hint="expected a file that can be written") from None

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuning_db import is_noise
-
 from ..errors import RegistryError, UnknownNameError
 from .collecting import seldom_collecting
 from .display import text
@@ -21,7 +19,7 @@ from .options import SEVERAL, Database, Json, SeveralOps, check_stored_op, devic
 from .stored import baselines_of
 
 if TYPE_CHECKING:
-    from tuning_db import CandidateKey, Decision, Interval, Store, Trial
+    from tuning_db import CandidateKey, Decision, Store, Trial
 
 STATUSES = frozenset(
     {
@@ -137,7 +135,7 @@ def figures(winner: Decision, baseline: str) -> list[str]:
     return [
         text.microseconds(winner.median_us),
         text.of_floor(winner.fraction_of_floor),
-        _interval(winner.default_ratio),
+        text.interval(winner.default_ratio),
         *(text.ratio_unless(winner.is_noise, winner.time_over(name)) for name in (baseline, COMPILED)),
     ]
 
@@ -218,14 +216,6 @@ def _disturbances(trial: Trial) -> Iterator[str]:
 def _trial_data(trial: Trial) -> dict[str, object]:
     names = ("status", "message", "samples", "censored", "stop_reason", "details")
     return {**_data(trial), **{name: getattr(trial, name) for name in names}}
-
-
-def _interval(ratio: Interval | None) -> str:
-    """``1.40 (1.36 to 1.44)``: a value and its interval, ``noise`` for the value in a wide one; a dash for none."""
-    if ratio is None:
-        return text.NOTHING
-    told = "noise" if is_noise(ratio.low, ratio.high) else f"{ratio.value:.3f}"
-    return f"{told} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
 def _name(record: Decision | Trial) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..device import Device
     from ..dispatch.plans.plan import Candidate
     from ..problem import Problem
-    from ..report.facts import Facts
+    from ..report.facts import Facts, WorksOf
 
 
 def baselines_of(ops: Iterable[str]) -> Mapping[str, str]:
@@ -54,11 +54,11 @@ def prepared_limit(device: Device) -> str:
     return f"at most {budget / 2**30:.1f} GiB ({whence})"
 
 
-def stored_facts(store: Store, ops: Sequence[str]) -> Facts:
-    """The facts about ``ops``, or about all ops. Raises RegistryError for an op without any trial."""
+def stored_facts(store: Store, ops: Sequence[str], counted: WorksOf | None = None) -> Facts:
+    """The facts about ``ops``, or all ops, as of ``facts.read``. Raises RegistryError for an op without any trial."""
     from ..report.facts import read
 
-    facts = read(store, ops, baselines_of)
+    facts = read(store, ops, baselines_of, counted)
     there = {section.op for section in facts.sections}
     for op in ops:
         if op not in there:

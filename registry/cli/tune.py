@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..device import Device
     from ..discovery.catalog import Catalog
     from ..tuner.events import Result
+    from ..tuner.options import TuneOptions
     from ..tuner.shapes.shapes import Shapes as ToldShapes
     from .display.progress import Display
 
@@ -160,7 +161,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
         from ..device import Device
         from ..tuner.limits import Budget
         from ..tuner.options import TuneOptions
-        from .on_fleet import tune_on_fleet
+        from .fleet.on_ray import tune_on_fleet
 
         catalog = catalog_with(plugin)
         told, _ = told_shapes(shapes, told_model, catalog, ops, Device.best())
@@ -179,8 +180,6 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
         if dry_run:
             _show_plan(told, catalog, there, names, notes, every=all_sizes, json=json)
             return
-        from ..tuner import run
-        from ..tuner.events import Note
         from ..tuner.limits import Budget
         from ..tuner.options import TuneOptions
 
@@ -189,13 +188,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
             all_sizes=all_sizes, regime=regime,
             sampler=sampler, storage=storage,
         )  # fmt: skip
-        with _display(json) as display:
-            for note in notes:
-                display(Note(note))
-            results = run.tune(
-                told.all, catalog=catalog, device=there, database=db, options=options, observer=display,
-                counts=told.counts,
-            )  # fmt: skip
+        results, display = _tuned(told, catalog, there, notes, db, options, json=json)
     display.conclude(results)
     raise typer.Exit(_exit_code(results, display))
 
@@ -204,6 +197,30 @@ def _refuse_beside_fleet(time_limit: float | None, storage: str, *, dry_run: boo
     given = {"--time-limit": time_limit, "--storage": storage, "--dry-run": dry_run, "--json": json}
     if names := [name for name, value in given.items() if value]:
         raise typer.BadParameter(f"{', '.join(names)} with --fleet: jobs are tuned one by one, by many workers")
+
+
+def _tuned(
+    told: ToldShapes,
+    catalog: Catalog,
+    devices: Sequence[Device],
+    notes: Sequence[str],
+    database: str | None,
+    options: TuneOptions,
+    *,
+    json: bool,
+) -> tuple[tuple[Result, ...], Display]:
+    """The results of a run, and what has shown it."""
+    from ..tuner import run
+    from ..tuner.events import Note
+
+    with _display(json) as display:
+        for note in notes:
+            display(Note(note))
+        results = run.tune(
+            told.all, catalog=catalog, device=devices, database=database, options=options, observer=display,
+            counts=told.counts,
+        )  # fmt: skip
+    return results, display
 
 
 def _devices(wanted: str | None) -> tuple[Device, ...]:

@@ -290,27 +290,47 @@ class Op:
         """``inputs`` as the values of a bound call: the schema's in order, coerced."""
         return self.parsed.coerced(self.inputs(problem, kind, generator))
 
-    def pose(
-        self, arguments: Arguments, like: Problem | None = None, *, family: type[FamilyTraits] | None = None
-    ) -> Problem:
-        """The problem that a call's arguments pose, with its traits. ``like`` gives the distributions of its data.
-
-        ``family``: the traits of a call that differs from a checked one in its numbers alone.
-        """
-        posed: Any = self.problem(arguments)
-        given = posed.dims if isinstance(posed, Problem) else posed
-        if family is None:
-            self._check_dims(given)
+    def pose(self, arguments: Arguments, like: Problem | None = None) -> Problem:
+        """The problem that a call's arguments pose, with its traits. ``like`` gives the distributions of its data."""
+        given = self._dims_of(arguments)
+        self._check_dims(given)
         dims = dict(given)
         for name, texts in self.distributions.items():
             dims[name] = texts[0] if like is None else like.dims[name]
+        self._check_choices(dims)
+        return Problem(self.name, dims, self._traits(arguments, self.told(arguments)))
+
+    def pose_in_family(
+        self, arguments: Arguments, traits: type[FamilyTraits], told: Mapping[str, Value] | None
+    ) -> Problem:
+        """``pose`` for a call that differs from a checked one in its numbers alone.
+
+        ``told`` is the result of ``Op.told`` for any call of the family.
+        """
+        dims = self._dims_of(arguments)
+        if self.distributions:
+            dims = {**dims, **{name: texts[0] for name, texts in self.distributions.items()}}
+        if self.choices:
+            self._check_choices(dims)
+        view = self.view
+        if view is None or view(arguments) is arguments:
+            return Problem(self.name, dims, traits(arguments, told))
+        return Problem(self.name, dims, self._traits(arguments, told))
+
+    def told(self, arguments: Arguments) -> Mapping[str, Value] | None:
+        """What the traits of a call are told: that dtypes differ which are one dtype in the op's own inputs."""
+        return {"mixed": True} if self.alike and self._is_mixed(arguments) else None
+
+    def _dims_of(self, arguments: Arguments) -> Any:
+        posed: Any = self.problem(arguments)
+        return posed.dims if isinstance(posed, Problem) else posed
+
+    def _check_choices(self, dims: Mapping[str, Value]) -> None:
         for name, values in self.choices.items():
             check_choice(self.name, name, dims.get(name), values)
-        told = {"mixed": True} if self.alike and self._is_mixed(arguments) else None
-        view = self.view
-        if family is not None and (view is None or view(arguments) is arguments):
-            return Problem(self.name, dims, family(arguments, told))
-        return Problem(self.name, dims, Traits(arguments if view is None else partial(view, arguments), told))
+
+    def _traits(self, arguments: Arguments, told: Mapping[str, Value] | None) -> Traits:
+        return Traits(arguments if self.view is None else partial(self.view, arguments), told)
 
     def _check_dims(self, dims: Any) -> None:
         """Raise InvalidDefinitionError unless the result of ``problem`` has exactly the op's dimensions."""

@@ -31,7 +31,12 @@ from .grouped import (
 )
 from .linear import LINEAR
 from .linear_backward import LINEAR_BACKWARD
-from .losses import CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD
+from .losses import (
+    CROSS_ENTROPY,
+    CROSS_ENTROPY_BACKWARD,
+    FUSED_LINEAR_CROSS_ENTROPY,
+    FUSED_LINEAR_CROSS_ENTROPY_BACKWARD,
+)
 from .norm import RMS_NORM
 from .norm_backward import RMS_NORM_BACKWARD
 from .packed_a8 import GEMM_W4A8, GEMM_W8A8
@@ -79,6 +84,7 @@ BOX: tuple[Op, ...] = (
     EMBEDDING,
     TOPK_SOFTMAX,
     CROSS_ENTROPY,
+    FUSED_LINEAR_CROSS_ENTROPY,
     ATTENTION,
     SQUARE_BACKWARD,
     GELU_BACKWARD,
@@ -99,6 +105,7 @@ BOX: tuple[Op, ...] = (
     EMBEDDING_BACKWARD,
     TOPK_SOFTMAX_BACKWARD,
     CROSS_ENTROPY_BACKWARD,
+    FUSED_LINEAR_CROSS_ENTROPY_BACKWARD,
     ATTENTION_BACKWARD,
 )
 """The ops of this package, in the order in which they are listed."""
@@ -113,6 +120,8 @@ __all__ = [
     "EMBEDDING",
     "EMBEDDING_BACKWARD",
     "FUSED_ADD_RMS_NORM",
+    "FUSED_LINEAR_CROSS_ENTROPY",
+    "FUSED_LINEAR_CROSS_ENTROPY_BACKWARD",
     "GELU",
     "GELU_AND_MUL",
     "GELU_AND_MUL_BACKWARD",

@@ -55,7 +55,7 @@ def packed_inputs(
 ) -> tuple[Any, ...]:
     """The arguments of an op of the family, or of its backward op."""
     across, along = (problem.n, problem.k) if backward else (problem.k, problem.n)
-    a = _activations((problem.m, across), problem.torch_dtype, kind, generator)
+    a = activations((problem.m, across), problem.torch_dtype, kind, generator)
     scales, zeros = _groups(form, problem, kind, generator, summed=across)
     g_idx = _order(problem, generator) if problem.act_order else None
     if kind == "groups":
@@ -69,7 +69,8 @@ def packed_inputs(
     return a, *weight, layout, bias
 
 
-def _activations(shape: tuple[int, int], dtype: torch.dtype, kind: str, generator: torch.Generator) -> torch.Tensor:
+def activations(shape: tuple[int, int], dtype: torch.dtype, kind: str, generator: torch.Generator) -> torch.Tensor:
+    """Activations of one kind, or gradients of outputs, whose last extent is summed over."""
     if kind == "constant":
         return fills.constant(shape, dtype, generator, 0.5)
     a = fills.normal(shape, dtype, generator)

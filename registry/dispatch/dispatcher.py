@@ -245,6 +245,13 @@ class Dispatcher:
         """The database of the winners; None is the default place."""
         return self._winners.database
 
+    def winners_identity(self) -> tuple[str, str]:
+        """The id of the release that is read, and a hash of all winners that are read; "" for none.
+
+        Raises ReleaseError if the pinned release is not found, StoreError for a database that cannot be read.
+        """
+        return self._winners.identity()
+
     def forget(self) -> None:
         """Drop all plans, winners and prepared tensors in memory, so that new winners and implementations are used."""
         with self._lock:

@@ -193,7 +193,7 @@ class Miss:
         """Let calls of other sizes be answered like this one, if it is an ordinary call."""
         plain = resolved.plan is not None and not resolved.makeshift and self._mode() == "tuned"
         if plain and keeping_class(keeping_dtype(resolved.run, asked.tensors), asked.tensors) is resolved.run:
-            self.families.add(asked.values, Device.of(asked.tensors[0].device), gradient_needed(asked.tensors))
+            self.families.add(asked.values, asked.arguments, Device.of(asked.tensors[0].device))
 
     def traced_by_fx(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> bool:
         """True if torch.fx.symbolic_trace is to record this call, as a call of torch's operator of the op."""

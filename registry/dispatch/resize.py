@@ -16,7 +16,7 @@ from ..arguments.specs import Argument, Arguments
 from ..arguments.traits import FamilyTraits, OrdinaryTraits
 from ..contract import Op
 from ..device import Device
-from ..problem import Problem
+from ..problem import Problem, Value
 from .hit.entries import EntryMaker, FreeValue
 from .hit.family import FamilyGuard, family_of
 from .hit.guards import AlignedLike, Condition, aligned
@@ -44,16 +44,29 @@ _ALIGNED: tuple[Condition, ...] = (aligned,)
 class _Family:
     """One family. ``plans`` holds a plan of each candidate that has answered a call of it, by the candidate's id.
 
-    ``gradient``: autograd records its calls.
+    ``gradient``: autograd records its calls. ``told``: what its calls' traits are told, see ``Op.told``.
     """
 
-    __slots__ = ("aligned", "device", "first_choice", "free", "grad", "gradient", "plans", "specs", "strided", "traits")
+    __slots__ = (
+        "aligned",
+        "device",
+        "first_choice",
+        "free",
+        "grad",
+        "gradient",
+        "plans",
+        "specs",
+        "strided",
+        "told",
+        "traits",
+    )
 
-    def __init__(self, guard: FamilyGuard, device: Device, gradient: bool) -> None:
+    def __init__(self, guard: FamilyGuard, device: Device, gradient: bool, told: Mapping[str, Value] | None) -> None:
         self.specs = guard.specs
         self.aligned = guard.aligned
         self.strided = guard.strided
         self.traits = OrdinaryTraits if guard.aligned and guard.row_major else FamilyTraits
+        self.told = told
         self.device = device
         self.gradient = gradient
         self.grad = gradient if guard.requires_grad else None
@@ -85,14 +98,15 @@ class Families:
         """Forget every family."""
         self.known = ()
 
-    def add(self, values: tuple[Any, ...], device: Device, gradient: bool) -> None:
-        """Add the family of this call. ``gradient``: autograd records it."""
+    def add(self, values: tuple[Any, ...], arguments: Arguments, device: Device) -> None:
+        """Add the family of this call."""
+        gradient = arguments.gradient
         if any(family.specs(*values) is not None for family in self.known):
             return
         guard = family_of(self._schema, values, gradient)
         if guard is None:
             return
-        known = (_Family(guard, device, gradient), *self.known)
+        known = (_Family(guard, device, gradient, self._op.told(arguments)), *self.known)
         oldest = {id(family) for family in [one for one in known if one.strided][_MOST_STRIDED:]}
         self.known = tuple([family for family in known if id(family) not in oldest])[:MOST_FAMILIES]
 
@@ -142,7 +156,7 @@ class Families:
 
     def _resized(self, family: _Family, arguments: Arguments) -> Resolved | None:
         op, plans, device = self._op, self._plans, family.device
-        problem = op.pose(arguments, family=family.traits)
+        problem = op.pose_in_family(arguments, family.traits, family.told)
         if family.first_choice is None:
             family.first_choice = FirstChoice(plans.situation(problem, device))
         found = family.first_choice.choice(problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -19,6 +20,13 @@ FORMS = (
     "KernelBench (Model and get_inputs), GPU MODE (ref_kernel and generate_input) "
     "or FlashInfer-Bench (a definition's JSON)"
 )
+
+_BY_FORM: Mapping[str, tuple[Any, Callable[[ForeignFile], Any]]] = {
+    flashinfer_bench.VENDOR: (flashinfer_bench, flashinfer_bench.Definition),
+    kernelbench.VENDOR: (kernelbench, kernelbench.KernelBenchProblem),
+    gpu_mode.VENDOR: (gpu_mode, gpu_mode.GpuModeProblem),
+}
+"""The module of each form, and the class of its problems."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,6 @@ class ImportedProblem:
     def reference(self) -> Implementation:
         """The file's own reference, as the implementation that others are compared with."""
         op = self.op
-
         return Submission(op.name, op.baseline, self.source.reference_caller, (self.file.text,), preference=0.0)
 
 
@@ -73,11 +80,7 @@ def imported(path: Path, sha256: str = "") -> ImportedProblem:
     """The problem of a file. Raises InvalidDefinitionError for a file of no known form."""
     file = ForeignFile(problem_path(path).resolve(), sha256)
     own = file.path.parent.name if file.path.name == "reference.py" else file.path.stem
-    for form, module, kind in (
-        (flashinfer_bench.VENDOR, flashinfer_bench, flashinfer_bench.Definition),
-        (kernelbench.VENDOR, kernelbench, kernelbench.KernelBenchProblem),
-        (gpu_mode.VENDOR, gpu_mode, gpu_mode.GpuModeProblem),
-    ):
+    for form, (module, kind) in _BY_FORM.items():
         if module.is_problem(file):
             return ImportedProblem(form, kind(file), f"{form}::{plain_name(own)}")
     raise InvalidDefinitionError(f"{path}: no problem of a known form", hint=f"expected {FORMS}")
@@ -109,14 +112,9 @@ def submission_of(
         return inline_source.submission(op, name, file, function)
     if problem is not None:
         there = imported(Path(problem))
-        for form, module in (
-            (kernelbench.VENDOR, kernelbench),
-            (gpu_mode.VENDOR, gpu_mode),
-            (flashinfer_bench.VENDOR, flashinfer_bench),
-        ):
-            if there.form == form and module.is_submission(file):
-                made: Implementation = there.source.submission(op, name, file)
-                return made
+        if _BY_FORM[there.form][0].is_submission(file):
+            made: Implementation = there.source.submission(op, name, file)
+            return made
     if file.path.suffix == ".py" and (found := function or function_file.function_of(file, op)):
         return function_file.submission(op, name, file, found)
     raise InvalidDefinitionError(

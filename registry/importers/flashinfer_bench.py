@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod
 from pathlib import Path
@@ -216,7 +215,7 @@ def _in_order(make: Any, outputs: Sequence[str], problem: Problem, device: torch
 def python_function(texts: Mapping[str, str], entry_point: str) -> Callable[..., Any]:
     """The function ``file.py::function`` of source files, written to the cache folder by their hash, and imported."""
     path, _, function = entry_point.partition("::")
-    digest = ForeignFileSet(texts).digest
+    digest = hashlib.sha256(json.dumps(dict(texts), sort_keys=True).encode()).hexdigest()[:24]
     folder = cache_folder("importers") / digest
     for name, text in texts.items():
         file = folder / name
@@ -227,18 +226,6 @@ def python_function(texts: Mapping[str, str], entry_point: str) -> Callable[...,
             file.write_text(text)
     found: Callable[..., Any] = ForeignFile(folder / path).member(function or "run")
     return found
-
-
-@dataclass(frozen=True)
-class ForeignFileSet:
-    """Texts by path."""
-
-    texts: Mapping[str, str]
-
-    @property
-    def digest(self) -> str:
-        """Hash of names and texts."""
-        return hashlib.sha256(json.dumps(dict(self.texts), sort_keys=True).encode()).hexdigest()[:24]
 
 
 def workloads_of(path: Path) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -100,9 +101,10 @@ class GpuModeProblem(ProblemFile):
     def cases(self) -> Sequence[ProblemCase]:
         found = [self._case(settings) for settings in self._settings]
         same = self._same_shapes(found)
-        for case in found:
-            vars(case)["dims"] = {name: str(value) if name in same else value for name, value in case.dims.items()}
-        return found
+        return [
+            replace(case, dims={name: str(value) if name in same else value for name, value in case.dims.items()})
+            for case in found
+        ]
 
     @staticmethod
     def _same_shapes(cases: Sequence[ProblemCase]) -> frozenset[str]:
@@ -131,7 +133,7 @@ class GpuModeProblem(ProblemFile):
         dims = {name: value if isinstance(value, int | float | str) else str(value) for name, value in settings.items()}
         return _TaskCase(
             dims, tuple(shapes[place] for place in kept), tuple(dtypes[place] for place in kept), template,
-            settings, kept, shapes, dtypes,
+            settings=settings, kept=kept, all_shapes=shapes, all_dtypes=dtypes,
         )  # fmt: skip
 
     @cached_property
@@ -166,22 +168,9 @@ class GpuModeProblem(ProblemFile):
         return Submission(op, name, make, (file.source, self.file.source))
 
 
+@dataclass(frozen=True, kw_only=True)
 class _TaskCase(ProblemCase):
     """A case with its settings, and the places among all tensors of those that are arguments."""
-
-    def __init__(
-        self,
-        dims: Mapping[str, Value],
-        shapes: tuple[tuple[int, ...], ...],
-        dtypes: tuple[torch.dtype, ...],
-        template: Any,
-        settings: Mapping[str, Value],
-        kept: Sequence[int],
-        all_shapes: tuple[tuple[int, ...], ...],
-        all_dtypes: tuple[torch.dtype, ...],
-    ) -> None:
-        super().__init__(dims, shapes, dtypes, template)
-        vars(self).update(settings=settings, kept=kept, all_shapes=all_shapes, all_dtypes=all_dtypes)
 
     settings: Mapping[str, Value]
     kept: Sequence[int]

@@ -16,7 +16,7 @@ from ..discovery.catalog import Catalog
 from ..errors import InvalidArgumentError
 from ..problem import Problem, canonical_json
 from ..tuner import run
-from ..tuner.events import Observer, ProblemSkipped
+from ..tuner.events import Event, Observer, ProblemSkipped
 from ..tuner.options import TuneOptions
 from .plugin_file import ForeignKernel
 
@@ -69,10 +69,10 @@ def race(
         raise InvalidArgumentError("race: no problem", hint="give --shapes FILE, or a problem file that tells sizes")
     skipped: dict[str, str] = {}
 
-    def observe(event: object) -> None:
+    def observe(event: Event) -> None:
         if isinstance(event, ProblemSkipped):
             skipped[event.problem.key] = event.reason
-        observer(event)  # type: ignore[arg-type]
+        observer(event)
 
     with tempfile.TemporaryDirectory(prefix="race-") as folder:
         url = database or str(Path(folder) / "race.db")
@@ -112,7 +112,7 @@ def _of_problem(
         for one in catalog.implementations(problem.op)
         if device.type in one.device_types or one.name in labels
     ]
-    return _ranked(found, op.baseline, decisions[0] if decisions else None)
+    return ranked(found, op.baseline, decisions[0] if decisions else None)
 
 
 def _order(trial: Trial) -> tuple[bool, float]:
@@ -164,8 +164,8 @@ def interval_of_median(times: Sequence[float]) -> tuple[float | None, float | No
     return ordered[place], ordered[count - 1 - place]
 
 
-def _ranked(found: Sequence[RaceStanding], baseline: str, decision: Decision | None) -> list[RaceStanding]:
-    """Winner first; then by time; those that are out last."""
+def ranked(found: Sequence[RaceStanding], baseline: str, decision: Decision | None) -> list[RaceStanding]:
+    """One problem's standings in order: the winner of ``decision`` first, then by time, those that are out last."""
     winner = decision.candidate.implementation if decision is not None else ""
     over = {} if decision is None else {**decision.baselines, winner: 1.0}
     reference = next((one.median_us for one in found if one.name == baseline), None)

@@ -10,8 +10,8 @@ import torch
 from ..api import call
 from ..errors import InvalidArgumentError
 from ..packed import PackedExperts
+from .expert_rows import ExpertRows
 
-_Activation = Callable[[torch.Tensor], torch.Tensor]
 _PARTS = ("qweight", "scales", "zeros")
 
 
@@ -59,17 +59,10 @@ class PackedExpertsMlp(torch.nn.Module):
         top_k_index    each token's experts ``[tokens, top_k]``; ``num_experts`` is none, whose output is 0
         top_k_weights  their weights, ``[tokens, top_k]``
         """
-        tokens, top_k = top_k_index.shape
-        expert, order = torch.sort(top_k_index.reshape(-1), stable=True)
-        edges = torch.arange(self.num_experts + 1, device=expert.device, dtype=expert.dtype)
-        offsets = torch.searchsorted(expert, edges)
-        rows = hidden_states.index_select(0, order // top_k)
-        gate, up = self._product("gate_up", rows, offsets).chunk(2, dim=-1)
-        y = self._product("down", (self.act_fn(gate) * up).contiguous(), offsets)
-        # back in the tokens' order: a sum over neighbours is deterministic, as adding by index is not
-        place = torch.argsort(order)
-        y = y.index_select(0, place).view(tokens, top_k, y.shape[-1]) * top_k_weights.unsqueeze(-1)
-        return y.sum(1).to(hidden_states.dtype)
+        rows = ExpertRows.of(top_k_index, self.num_experts)
+        gate, up = self._product("gate_up", rows.gathered(hidden_states), rows.offsets).chunk(2, dim=-1)
+        y = self._product("down", (self.act_fn(gate) * up).contiguous(), rows.offsets)
+        return rows.summed(y, top_k_weights, hidden_states.dtype)
 
     def extra_repr(self) -> str:
         (_, _, gate_up), (bits, size, down) = self._numbers["gate_up"], self._numbers["down"]

@@ -45,17 +45,29 @@ class Line(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The text shown while the pointer is over a band of the chart: a title, and (series, value, detail) lines."""
+    """The text shown while the pointer is over a band of the chart: a title, and (series, value, detail) lines.
+
+    With ``y`` it belongs to that place instead of to a band.
+    """
 
     x: float
     title: str
     lines: tuple[tuple[str, str, str], ...]
     left: float = LEFT
     width: float = 0.0
+    y: float | None = None
+
+
+class Caption(NamedTuple):
+    """A text in a chart, which ends at ``x`` and stands above ``y``."""
+
+    x: float
+    y: float
+    text: str
 
 
 class Chart(NamedTuple):
-    """A chart: axes, lines, and the texts shown under the pointer."""
+    """A chart: axes, lines, captions, and the texts shown under the pointer."""
 
     title: str
     x_label: str
@@ -64,6 +76,7 @@ class Chart(NamedTuple):
     y_ticks: Sequence[Tick]
     lines: Sequence[Line]
     readings: Sequence[Reading]
+    captions: Sequence[Caption] = ()
 
 
 def x_dimension(section: Section) -> str | None:
@@ -109,7 +122,7 @@ def _time_chart(title: str, group: list[tuple[float, ProblemFacts]], x_name: str
         markers = [Marker(across(size), up(one.us), not one.in_finals) for size, one in timed]
         lines.append(Line(name, _path((marker.x, marker.y) for marker in markers), markers))
     readings = _banded([_time_reading(across(size), facts, x_name) for size, facts in group])
-    return Chart(title, x_name, "median time", across.value_ticks(sizes, _CHARACTER), up.time_ticks(), lines, readings)
+    return Chart(title, x_name, "median time", across.value_ticks(sizes, _CHARACTER), up.ticks(), lines, readings)
 
 
 def _time_reading(x: float, facts: ProblemFacts, x_name: str) -> Reading:

@@ -8,16 +8,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from tuning_db import Decision, Final, Interval, ProblemKey, Store
+from tuning_db import REGIMES, Decision, Final, Interval, ProblemKey, Store
 
 from ..statistics.student_t import t_quantile
+from .formats import device
 
-ChangeKind = Literal["slower", "faster", "same", "new", "gone"]
+ChangeKind = Literal["slower", "faster", "new", "gone", "same"]
+CHANGE_KINDS: tuple[ChangeKind, ...] = ("slower", "faster", "new", "gone", "same")
+"""The kinds in the order in which they are told."""
 
 UNKNOWN_NOISE = 0.05
 """The noise of a winner whose finals are not in its source, and whose A/A noise is not known either, as in an export of
@@ -84,9 +87,9 @@ def compare_winners(before: Sequence[TimedWinner], after: Sequence[TimedWinner])
 
 def stored_winners(store: Store, until: datetime | None = None) -> list[TimedWinner]:
     """The winners of a store, or those that it had at the instant ``until``, of every regime."""
-    found = [one for regime in ("cold", "hot") for one in store.winners(regime=regime)]
+    found = [one for regime in REGIMES for one in store.winners(regime=regime)]
     if until is not None:
-        found = [one for winner in found for one in _back_to(store, winner, until)]
+        found = [one for winner in found if (one := _back_to(store, winner, until)) is not None]
     return [TimedWinner(one, time_of(one, store.finals(one.uid))) for one in found]
 
 
@@ -115,19 +118,17 @@ def _spread(decision: Decision, finals: Sequence[Final]) -> float | None:
     return t_quantile(_CONFIDENCE, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
 
 
-def _back_to(store: Store, winner: Decision, until: datetime) -> Iterator[Decision]:
-    """The decision that was the winner at an instant: the winner, or a predecessor; nothing before the first."""
+def _back_to(store: Store, winner: Decision, until: datetime) -> Decision | None:
+    """The decision that was the winner at an instant: the winner, or a predecessor; None before the first."""
     if winner.created <= until:
-        yield winner
-        return
+        return winner
     known = {one.uid: one for one in store.history(winner.problem, winner.environment.hardware)}
     seen: set[str] = set()
     found: Decision | None = winner
     while found is not None and found.created > until and found.uid not in seen:
         seen.add(found.uid)
         found = known.get(found.previous or "")
-    if found is not None and found.created <= until:
-        yield found
+    return found if found is not None and found.created <= until else None
 
 
 def _by_place(winners: Sequence[TimedWinner]) -> Mapping[_Place, TimedWinner]:
@@ -142,19 +143,14 @@ def _by_place(winners: Sequence[TimedWinner]) -> Mapping[_Place, TimedWinner]:
 def _hardware(winners: Sequence[TimedWinner]) -> dict[str, str]:
     """Names of hardware by key."""
     environments = (winner.decision.environment for winner in winners)
-    return {one.hardware_key: hardware_name(one.hardware) for one in environments}
-
-
-def hardware_name(hardware: Mapping[str, object]) -> str:
-    """The name of a hardware identity."""
-    return str(hardware.get("name", "unnamed hardware"))
+    return {one.hardware_key: device(one.hardware) for one in environments}
 
 
 def _change(before: TimedWinner | None, after: TimedWinner | None) -> WinnerChange:
     some = after or before
     assert some is not None
     decision = some.decision
-    told = (decision.problem, hardware_name(decision.environment.hardware), decision.protocol.regime, before, after)
+    told = (decision.problem, device(decision.environment.hardware), decision.protocol.regime, before, after)
     if before is None:
         return WinnerChange("new", *told)
     if after is None:

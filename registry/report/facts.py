@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from tuning_db import Decision, Environment, ProblemKey, Protocol, Store, StoredRun
 
-from .tally import Tally, tally
+from .tally import Best, Tally, tally
+from .work import Roof, Work, roofs_of, works_of
 
 TORCH = "torch.native"
 """The baseline of an op that does not name one."""
@@ -22,35 +23,45 @@ TORCH = "torch.native"
 
 @dataclass(frozen=True)
 class Timed:
-    """An implementation's best time on one problem; ``in_finals`` when the finals paired it with the winner's."""
+    """An implementation's best time on one problem; ``in_finals`` when the finals paired it with the winner's.
+
+    ``resources`` are those of its kernel with that configuration, empty where no trial tells them.
+    """
 
     us: float
     config: Mapping[str, Any] | None
     in_finals: bool
+    resources: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ProblemFacts:
-    """One problem: its newest decision, if any, and the tally of its search."""
+    """One problem: its newest decision, if any, the tally of its search, and its work where that is known."""
 
     problem: ProblemKey
     environment: Environment
     protocol: Protocol
     decision: Decision | None
     search: Tally
+    work: Work | None = None
 
     @cached_property
     def timed(self) -> Mapping[str, Timed]:
         """Implementation -> its best time, from the finals where it entered them, else from the search."""
-        best = {name: Timed(one.us, one.config, False) for name, one in self.search.best.items()}
+        best = {name: Timed(one.us, one.config, False, one.resources) for name, one in self.search.best.items()}
         if self.decision is None or self.decision.median_us <= 0:
             return best
         winner = self.decision.candidate.implementation
         for name, ratio in self.baselines.items():
-            config = best[name].config if name in best else None
-            best[name] = Timed(ratio * self.decision.median_us, config, True)
-        best[winner] = Timed(self.decision.median_us, self.decision.candidate.config, True)
+            searched = best.get(name, Timed(0.0, None, True))
+            best[name] = replace(searched, us=ratio * self.decision.median_us, in_finals=True)
+        config = self.decision.candidate.config
+        best[winner] = Timed(self.decision.median_us, config, True, self._resources(winner, config))
         return best
+
+    def _resources(self, implementation: str, config: Mapping[str, Any]) -> Mapping[str, int]:
+        tried: Sequence[Best] = self.search.fastest.get(implementation, ())
+        return next((one.resources for one in tried if one.config == config), {})
 
     @property
     def baselines(self) -> Mapping[str, float]:
@@ -88,6 +99,7 @@ class Section:
     problems: tuple[ProblemFacts, ...]
     left_out: int
     baseline: str = TORCH
+    roof: Roof | None = None
 
     @property
     def decided(self) -> list[ProblemFacts]:
@@ -134,12 +146,21 @@ BaselinesOf = Callable[[Iterable[str]], Mapping[str, str]]
 """The names of the implementations that ops compare themselves with, by op."""
 
 
+WorksOf = Callable[[Iterable[ProblemKey]], Mapping[str, Work]]
+"""The work of problems, by their keys, for those that no run tells of."""
+
+
 def _torchs(ops: Iterable[str]) -> Mapping[str, str]:
     return dict.fromkeys(ops, TORCH)
 
 
-def read(store: Store, ops: Sequence[str] = (), baselines_of: BaselinesOf = _torchs) -> Facts:
-    """The facts about ``ops``, or about all ops. Sections are sorted by op, hardware, regime."""
+def read(
+    store: Store, ops: Sequence[str] = (), baselines_of: BaselinesOf = _torchs, counted: WorksOf | None = None
+) -> Facts:
+    """The facts about ``ops``, or about all ops. Sections are sorted by op, hardware, regime.
+
+    ``counted`` tells the work of problems that no run of the store tells, as runs of older versions do not.
+    """
     wanted: Sequence[str | None] = list(dict.fromkeys(ops)) or [None]
     searches: list[_Counted] = []
     for op in wanted:
@@ -149,11 +170,22 @@ def read(store: Store, ops: Sequence[str] = (), baselines_of: BaselinesOf = _tor
     winners = [winner for op in wanted for regime in regimes for winner in store.winners(op=op, regime=regime)]
     sections = _sections(searches, winners)
     baselines = baselines_of({section.op for section in sections})
-    sections = tuple(replace(section, baseline=baselines[section.op]) for section in sections)
+    stored = store.runs()
+    works, roofs = works_of(stored), roofs_of(stored)
+    keys = {facts.problem.key: facts.problem for section in sections for facts in section.problems}
+    if counted is not None:
+        works |= counted([problem for key, problem in keys.items() if key not in works])
+    sections = tuple(_related(section, baselines[section.op], works, roofs) for section in sections)
     # a run knows its environment, not its ops
     shown = {facts.environment.key for section in sections for facts in section.problems}
-    runs = tuple(run for run in store.runs() if run.environment.key in shown)
-    return Facts(store.url, sections, runs)
+    return Facts(store.url, sections, tuple(run for run in stored if run.environment.key in shown))
+
+
+def _related(section: Section, baseline: str, works: Mapping[str, Work], roofs: Mapping[str, Roof]) -> Section:
+    """The section with all that its times are compared with."""
+    problems = tuple(replace(facts, work=works.get(facts.problem.key)) for facts in section.problems)
+    roof = roofs.get(section.problems[0].environment.hardware_key)
+    return replace(section, problems=problems, baseline=baseline, roof=roof)
 
 
 class _Counted(NamedTuple):

@@ -25,6 +25,14 @@ def short_us(value: float) -> str:
     return f"{value / 1e3:g} ms" if value >= 1000 else f"{value:g} µs"
 
 
+def si(value: float) -> str:
+    """A number with the prefix of its unit: ``4.8 T``, ``20 k``, ``512 ``."""
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {prefix}"
+    return f"{value:.3g} "
+
+
 def ratio(value: float | None) -> str:
     """``1.23``, ``123.4``: a ratio; a dash where it is not known."""
     if value is None:

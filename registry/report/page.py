@@ -1,4 +1,4 @@
-"""The page: fills the templates with facts. The template engine escapes every text that comes from a database."""
+"""The pages: fill the templates with facts. The template engine escapes every text that comes from a database."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from typing import Any
 import jinja2
 
 from tuning_db import StoredRun
+from tuning_db.snapshot import LEARNT
 
 from . import charts, figures, formats, intervals
 from .charts import Chart
 from .facts import TORCH, Facts, Section
+from .kernels import MOST_CONFIGS, KernelPage, kernels
+from .leaderboard import LeaderboardRow, leaderboard
+from .roofline import roofline
+from .sources import InstalledSource
+from .work import WORK
 
 GENERATOR = "kernel-registry report"
 """The generator named in the page's head, by which `registry report` knows a report that it may replace."""
@@ -38,8 +44,10 @@ _FILTERS = (
     "named",
     "device",
     "excess",
+    "bytes_",
 )
 
+_FOR_PROGRAMS = {"seconds", LEARNT, WORK}
 _FIXED = {TORCH: 0, figures.COMPILED: 1}
 
 
@@ -58,20 +66,30 @@ class PageSection:
     descents: list[figures.Descent]
     statuses: figures.Statuses
     intervals: Mapping[str, intervals.Drawn]
+    roofline: Chart | None
+    standings: list[LeaderboardRow]
+    kernels: Mapping[str, KernelPage]
 
 
-def render(facts: Facts, *, version: str, created: datetime) -> str:
+def render(
+    facts: Facts,
+    *,
+    version: str,
+    created: datetime,
+    sources: Mapping[tuple[str, str], InstalledSource] | None = None,
+) -> str:
+    """The report. ``sources`` are those of the implementations that are installed, by op and name, if asked for."""
     taken: dict[str, int] = {}
     parts = [_part(f"s{number}", section, _colors(section, taken)) for number, section in enumerate(facts.sections)]
-    template = _environment().get_template("report.html.j2")
+    template = environment().get_template("report.html.j2")
     return template.render(
         facts=facts,
         parts=parts,
         noise=[part for part in parts if part.overview.noise is not None],
         identities=_identities(facts),
+        sources=sources,
         version=version,
         created=created,
-        generator=GENERATOR,
     )
 
 
@@ -90,6 +108,9 @@ def _part(anchor: str, section: Section, colors: Mapping[str, int]) -> PageSecti
         found,
         figures.statuses(section),
         intervals.intervals(section),
+        roofline(section),
+        leaderboard(section),
+        {kernel.implementation: kernel for kernel in kernels(section, anchor)},
     )
 
 
@@ -123,21 +144,22 @@ def _identities(facts: Facts) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _run_details(run: StoredRun) -> list[tuple[str, Any]]:
-    """A run's details and summary, without the entries that repeat its start and end."""
+    """A run's details and summary, without its seconds, which follow from start and end, and what programs read."""
     stored = {**run.details, **run.summary}
-    return [(name.replace("_", " "), value) for name, value in stored.items() if name != "seconds"]
+    return [(name.replace("_", " "), value) for name, value in stored.items() if name not in _FOR_PROGRAMS]
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
+def environment() -> jinja2.Environment:
+    """The template engine, with the formats and the figures that templates use."""
+    found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update({name: getattr(formats, name) for name in _FILTERS})
-    environment.globals.update(
+    found.filters.update({name: getattr(formats, name) for name in _FILTERS})
+    found.globals.update(
         run_details=_run_details,
         shown_charts=SHOWN_CHARTS,
         rival=figures.rival,
@@ -145,5 +167,7 @@ def _environment() -> jinja2.Environment:
         percentile=figures.percentile,
         box=charts,
         compiled=figures.COMPILED,
+        most_configs=MOST_CONFIGS,
+        generator=GENERATOR,
     )
-    return environment
+    return found

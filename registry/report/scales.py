@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .formats import dimension, short_us
@@ -41,14 +41,14 @@ class LogScale:
         low, high = min(inside) / margin, max(inside) * margin
         return cls(low, high if high > low else 2 * low, start, end)
 
-    def time_ticks(self) -> list[Tick]:
-        """Ticks in microseconds: 1, 2 and 5 of each decade on a short axis, on a long one only decades are labelled."""
+    def ticks(self, label: Callable[[float], str] = short_us) -> list[Tick]:
+        """Ticks at 1, 2 and 5 of each decade; on a long axis only decades are labelled. ``label``: µs by default."""
         decades = math.log10(self.high / self.low)
         labelled = {1: True, 2: decades < 3.2, 5: decades < 3.2}
         exponents = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         values = [(10.0**exponent * digit, digit) for exponent in exponents for digit in (1, 2, 5)]
         inside = [(value, digit) for value, digit in values if self.low <= value <= self.high]
-        return [Tick(self(value), short_us(value) if labelled[digit] else "") for value, digit in inside]
+        return [Tick(self(value), label(value) if labelled[digit] else "") for value, digit in inside]
 
     def value_ticks(self, values: Iterable[float], character: float) -> list[Tick]:
         """A tick at each value, unlabelled where it would touch the previous one; ``character`` is a letter's width."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -22,14 +23,16 @@ _NEARLY = 0.95
 class TimeLeft:
     """The time left of a run over ``problems`` problems, which may take ``limit_s`` seconds (None: no limit).
 
-    ``devices``: the number of devices that hold the finals.
+    ``devices``: the number of devices that hold the finals. ``search_s``: the most seconds of a device that the search
+    of a problem takes.
     """
 
-    def __init__(self, problems: int, limit_s: float | None, devices: int = 1) -> None:
+    def __init__(self, problems: int, limit_s: float | None, devices: int = 1, search_s: float = math.inf) -> None:
         self._began = time.monotonic()
         self._problems = problems
         self._limit_s = limit_s
         self._devices = devices
+        self._search_limit_s = search_s / devices
         self._searched = 0
         self._search_s = 0.0
         self._batch_began = self._began
@@ -62,14 +65,23 @@ class TimeLeft:
         return self.timed_out
 
     def in_search(self, over: Sequence[SearchState], active: Sequence[SearchState]) -> float | None:
-        """An estimate of the seconds left, every 5 seconds; None in between, and before the first trial."""
+        """An estimate of the seconds left, every 5 seconds; None in between, and until 5 seconds after the first trial.
+
+        The time before the first trial, in which processes start, is not taken for that of other searches.
+        """
         now = time.monotonic()
         part = sum(min(_NEARLY, search.done / max(1, search.candidates)) for search in active)
-        done = self._searched + len(over) + part
-        if now < self._say_at or not done:
+        finished = self._searched + len(over)
+        done = finished + part
+        if not done:
+            self._batch_began, self._say_at = now, now + _SAY_EVERY_S
+        if now < self._say_at:
             return None
         self._say_at = now + _SAY_EVERY_S
         pace = (self._search_s + now - self._batch_began) / done
+        if not finished:
+            # a few of a search's trials tell little of the others
+            pace = min(pace, self._search_limit_s)
         return self._limited(
             (self._problems - done) * pace + self._finals_of(self._problems - self._decided, over, active)
         )

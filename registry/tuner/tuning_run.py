@@ -46,6 +46,7 @@ from .search.state import SearchState
 from .search.studies import Studies
 from .storing import RunStore
 from .time_left import TimeLeft
+from .work import run_details
 from .workers.crew import Crew
 
 _WARMING_UP_S = 10.0
@@ -76,7 +77,7 @@ class TuningRun:
         self._observe = observer
         self._protocol = TimingProtocol.of(device, options.regime)
         note = lambda text: observer(Note(text))  # noqa: E731
-        details = {"problems": len(plans), **options.details}
+        details = {**run_details(plans, device), **options.details}
         self._store = RunStore(store, device, self._protocol, details, note, options.patience_s)
         self._loop = SearchLoop(crew, device, self._protocol, self._store, observer)
         self._studies = replace(studies, run=self._store.run[:8])
@@ -98,7 +99,8 @@ class TuningRun:
         left = set(problems) - {plan.problem for plan in known}
         todo = [plan for plan in self._plans if plan.problem in left and not self._skip(plan)]
         interrupted = False
-        self._left = TimeLeft(len(todo), self._options.budget.run_seconds, len(self._devices))
+        budget = self._options.budget
+        self._left = TimeLeft(len(todo), budget.run_seconds, len(self._devices), budget.device_seconds)
         try:
             self._begin_noise(aa_job(todo, self._protocol))
             batches = self._weights.batches(todo)

@@ -49,6 +49,14 @@ def test_a_database_is_opened_and_counted_or_told_broken(tmp_path: Path) -> None
     assert checks.database_check(str(tmp_path / "broken.db")).state == checks.FAULT
 
 
+def test_a_pinned_release_is_found_or_told_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(checks.release_check(str(tmp_path / "tuning.db"))) == []
+    monkeypatch.setenv("KERNEL_REGISTRY_RELEASE", "none")
+    (check,) = checks.release_check(str(tmp_path / "tuning.db"))
+    assert check.state == checks.FAULT
+    assert "there is no release none" in check.found
+
+
 def test_no_compiler_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     check = checks.compiler_check()

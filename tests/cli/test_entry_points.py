@@ -36,6 +36,8 @@ COMMANDS = {
     "new": ["op", "acme::thing", "--folder", "made"],
     "check": ["none.py"],
     "compare": ["tuning.db", "tuning.db"],
+    "release": ["list", "--db", "tuning.db"],
+    "drift": ["--device", "cpu", "--db", "nothing.db"],
     "scaffold": ["--op", "acme::thing", "--from", "reference", "--function", "none.py"],
     "race": ["none.py", "--op", "square", "--shapes", "shapes.yaml"],
     "import-kernel": ["none.py", "--op", "square", "--out", "made.py"],

@@ -139,6 +139,7 @@ def test_a_backward_op_takes_the_gradient_what_is_saved_and_the_attributes(op: O
     learnt = [name for name in tensors_of(op) if op.packed is None or name not in op.weights]
     of_op: dict[str, set[str]] = {
         "cross_entropy": {"target", "weight"},
+        "fused_linear_cross_entropy": {"target"},
         "attention": {"mask"},
         "embedding": {"indices"},
         "topk_softmax": set(),
@@ -176,6 +177,7 @@ def test_what_a_gradient_needs_saved() -> None:
         ("embedding", "embedding_backward"),
         ("topk_softmax", "topk_softmax_backward"),
         ("cross_entropy", "cross_entropy_backward"),
+        ("fused_linear_cross_entropy", "fused_linear_cross_entropy_backward"),
         ("attention", "attention_backward"),
     ]
 

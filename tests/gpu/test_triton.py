@@ -59,6 +59,15 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         for gradient in ("", "_backward")
     },
     **{
+        f"fused_linear_cross_entropy{gradient}": [
+            {"rows": rows, "cols": cols, "k": k, "reduction": reduction, "bias": bias}
+            for rows, cols, k, reduction, bias in (
+                (5000, 32000, 512, "mean", False), (3, 128256, 256, "none", True), (1500, 50257, 100, "sum", False),
+            )
+        ]
+        for gradient in ("", "_backward")
+    },
+    **{
         f"silu_and_mul{gradient}": [
             {"rows": 3000, "cols": 14336}, {"rows": 1, "cols": 11008}, {"rows": 999, "cols": 101},
         ]

@@ -11,7 +11,7 @@ import torch
 from registry.artifact import Signature, Variant
 from registry.device import Device
 from registry.implementation import Implementation
-from registry.problem import Arguments, Problem, TensorSpec, Traits
+from registry.problem import Arguments, Problem, TensorSpec, Traits, Value
 from registry.space import Config
 from registry_triton.gemm_int4_split import _SplitInt4
 
@@ -30,6 +30,7 @@ DENSE = {"n": 4096, "k": 4096, "bias": True}
 EXPERTS = {"n": 1536, "k": 2048, "experts": 8, "routing": "uniform"}
 AFFINE = {"weight": True, "bias": True}
 MEAN = {"reduction": "mean", "weight": False}
+LINEAR_LOSS: Mapping[str, Value] = {"reduction": "mean", "bias": True}
 ATTENTIONS = ("attention", "attention_backward")
 HEADS = {
     "heads": 32, "kv_heads": 8, "head_dim": 128, "causal": True, "mask": "none", "softcap": False, "span": False,
@@ -41,6 +42,7 @@ DECODE = {
 }  # fmt: skip
 BESIDE_ROWS: Mapping[str, Mapping[str, Any]] = {
     "layer_norm": AFFINE, "fused_add": {"weight": True}, "cross_entropy": MEAN,
+    "fused_linear": {"k": 64, **LINEAR_LOSS},
 }  # fmt: skip
 """Dimensions beside rows and cols, by the start of an op's name."""
 TYPICAL: Mapping[str, Mapping[str, Any]] = {
@@ -100,6 +102,10 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "cross_entropy triton.online": {"rows": 8192, "cols": 128256, **MEAN},
     "cross_entropy triton.split": {"rows": 16, "cols": 128256, **MEAN},
     "cross_entropy_backward triton.tile": {"rows": 8192, "cols": 128256, **MEAN},
+    **{
+        f"fused_linear_cross_entropy{gradient} triton.chunked": {"rows": 8192, "cols": 128256, "k": 64, **LINEAR_LOSS}
+        for gradient in ("", "_backward")
+    },
     **{
         f"attention{gradient} triton.flash": {"batch": 2, "q_len": 2048, "kv_len": 2048, **HEADS}
         for gradient in ("", "_backward")

@@ -24,7 +24,7 @@ from triton.runtime.errors import InterpreterError
 from registry.arguments.schema import with_tensors
 from registry.backends.triton import INTERPRETED, TritonImplementation
 from registry.contract import Op, as_tuple
-from registry.correctness.numerics import compare, own_error, reference64, results_of
+from registry.correctness.numerics import compare, judged, own_error, reference64, results_of
 from registry.correctness.output_faults import poison
 from registry.device import Device
 from registry.dispatch.plans.plan import Candidate, build
@@ -159,6 +159,24 @@ def check_rounds(name: str, place: int, most: int | None) -> None:
         poison(outputs)
         before = with_tensors(values, torch.clone)
         found = compare(op, problem, op.results(plan.into(outputs, values), values), reference, errors, before)
+        assert found.ok, (problem, kind, config, found)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.usefixtures("_interpreter_that_loops")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+@pytest.mark.parametrize(("gradient", "block"), [("", 2048), ("_backward", 16)])
+def test_numerics_of_several_chunks(gradient: str, block: int) -> None:
+    """Chunks of fewer rows, or columns, than the space has, the last one of 8."""
+    op = OPS[f"fused_linear_cross_entropy{gradient}"]
+    (implementation,) = FORMS[op.name]
+    dims = {"rows": 40, "cols": 40, "k": 9, "reduction": "mean", "bias": True, "dtype": "float32"}
+    for config, kind in zip(({"CHUNK": 32}, {"CHUNK": 16}), ("ignored", "smoothed"), strict=True):
+        problem = op.problem_of(dims)
+        values = op.inputs(problem, kind, torch.Generator().manual_seed(3))
+        whole = {**config, "BLOCK": block, "num_warps": 8}
+        plan = build(op, Candidate(implementation, whole), problem, op.arguments(values), Device.of("cpu"))
+        found = judged(op, problem, plan(*values), values)
         assert found.ok, (problem, kind, config, found)
 
 

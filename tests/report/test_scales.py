@@ -39,7 +39,7 @@ def test_labels_do_not_touch(values: list[int]) -> None:
 @given(positive, st.floats(1.3, 1e6))
 def test_a_time_axis_has_grid_lines_within_it(low: float, factor: float) -> None:
     scale = LogScale(low, low * factor, 260, 12)
-    assert all(12 <= tick.at <= 260 for tick in scale.time_ticks())
+    assert all(12 <= tick.at <= 260 for tick in scale.ticks())
 
 
 @pytest.mark.parametrize(

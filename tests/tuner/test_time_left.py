@@ -51,6 +51,31 @@ def test_searches_that_took_ten_seconds_each_leave_ten_for_each_other_and_the_fi
     assert left.in_search(over, [Search(5, 8)]) is None, "not so soon again"
 
 
+def test_the_start_of_processes_is_not_the_pace_of_searches(clock: Clock) -> None:
+    left: Any = TimeLeft(700, None)
+    left.batch_begins()
+    for _ in range(20):
+        clock.now += 1
+        assert left.in_search([], [Search(0, 64)]) is None
+    clock.now += 2
+    assert left.in_search([], [Search(2, 64)]) is None, "two trials tell too little"
+    clock.now += 6
+    seconds = left.in_search([Search(64, 64)], [Search(0, 64)])
+    assert seconds == pytest.approx(699 * 8 + 700 * finals_seconds([Found()] * 2) / 2)  # type: ignore[list-item]
+
+
+def test_until_a_search_is_over_none_is_thought_to_take_more_than_its_budget(clock: Clock) -> None:
+    left: Any = TimeLeft(700, None, devices=2, search_s=30.0)
+    left.batch_begins()
+    left.in_search([], [Search(0, 64)])
+    clock.now += 60
+    finals = 700 * finals_seconds([Found()], 2)  # type: ignore[list-item]
+    seconds = left.in_search([], [Search(2, 64)])
+    assert seconds == pytest.approx((700 - 2 / 64) * 15 + finals)
+    clock.now += 40
+    assert left.in_search([Search(64, 64)], []) == pytest.approx(699 * 100 + finals), "what searches took is known"
+
+
 def test_blocks_that_are_over_tell_how_long_the_others_take(clock: Clock) -> None:
     left: Any = TimeLeft(4, None)
     left.batch_begins()

@@ -24,6 +24,7 @@ from tuning_db import (
     UnreachableDatabaseError,
 )
 from tuning_db.database.location import locate
+from tuning_db.schema import LATEST
 
 Script = Callable[[str, Sequence[str]], str]
 OPTIONS: list[dict[str, bool]] = [{}, {"create": False}, {"create": False, "migrate": False}]
@@ -159,7 +160,9 @@ def test_a_newer_schema_is_left_alone(file: Path, options: dict[str, bool]) -> N
     connection.commit()
     connection.close()
     before = file.read_bytes()
-    with pytest.raises(NewerSchemaError, match="schema version 99, this installation knows versions up to 3") as caught:
+    with pytest.raises(
+        NewerSchemaError, match=f"schema version 99, this installation knows versions up to {LATEST}"
+    ) as caught:
         Store.open(file, **options)
     assert "upgrade kernel-registry" in caught.value.hint
     assert file.read_bytes() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sqlite3
@@ -17,6 +18,7 @@ import pytest
 
 from tuning_db import (
     BusyDatabaseError,
+    CandidateKey,
     CorruptedDatabaseError,
     ForeignDatabaseError,
     InvalidRecordError,
@@ -27,7 +29,7 @@ from tuning_db import (
     UnreachableDatabaseError,
 )
 from tuning_db.database.answering import within
-from tuning_db.snapshot import Snapshot, StoredWinner, read_winners
+from tuning_db.snapshot import Snapshot, StoredWinner, best_of_each, read_winners
 
 SECONDS = 1.0
 """Long enough for a healthy database; each of the others takes all of it."""
@@ -57,7 +59,7 @@ def test_the_winners_are_those_of_the_store(url: str, store: Store, make: Any) -
     assert read(url, make).url == store.url
 
 
-@pytest.mark.parametrize("name", ["v1", "v1_comparisons", "v2", "v3", "v4"])
+@pytest.mark.parametrize("name", ["v1", "v1_comparisons", "v2", "v3", "v4", "v5"])
 def test_a_file_of_every_version_is_read_as_it_is(tmp_path: Path, make: Any, name: str) -> None:
     path = tmp_path / "tuning.db"
     with closing(sqlite3.connect(path)) as raw:
@@ -65,7 +67,7 @@ def test_a_file_of_every_version_is_read_as_it_is(tmp_path: Path, make: Any, nam
     before = path.read_bytes()
     (winner,) = winners_of(read(path, make))
     assert winner.candidate == make.candidate(8)
-    assert winner.transfers == ({"cols": Transfer(513, 1024, ("abc",))} if name in {"v3", "v4"} else {})
+    assert winner.transfers == ({"cols": Transfer(513, 1024, ("abc",))} if name in {"v3", "v4", "v5"} else {})
     assert path.read_bytes() == before
 
 
@@ -233,3 +235,14 @@ def test_a_row_is_decoded_when_it_is_asked_for(file: Path, make: Any) -> None:
     assert snapshot.winner(found[0]).problem == make.problem(rows=7)
     with pytest.raises(InvalidRecordError, match=r"tuning\.db: the winner [0-9a-f]{32}: TypeError"):
         snapshot.winner(1 - found[0])
+
+
+def test_of_equally_fast_candidates_one_is_the_best_in_whatever_order_they_are_stored() -> None:
+    rows = [
+        ("a", "f2", '{"n": 1}', 5.0),
+        ("a", "f1", '{"n": 2}', 5.0),
+        ("a", "f1", '{"n": 1}', 5.0),
+        ("a", "f0", "{}", 6.0),
+    ]
+    for order in itertools.permutations(rows):
+        assert best_of_each(order) == {"a": CandidateKey("a", "f1", {"n": 1})}

@@ -15,7 +15,7 @@ from ..models import DecisionRow, HardwareRow, ProblemRow, RunRow, TrialRow
 from ..records import Decision, Final
 from ..referred import Referred
 from ..rows import chunks
-from ..snapshot import runners
+from ..snapshot import LATEST_RUNS, runners
 from .format import DecisionLine, HeaderLine, RunLine, WinnerLine, line
 from .trial_lines import finals_texts, text_of, trial_lines
 
@@ -38,14 +38,51 @@ def exported(session: Session, op: str | None, hardware_keys: Collection[str] | 
         ordered = _chosen(query, op, hardware_keys).order_by(DecisionRow.id)
         return reading.decisions_of(session, ordered.execution_options(yield_per=1000))
 
-    decided = decisions(reading.select_decisions())
+    yield from _with_finals(session, decisions(reading.select_decisions()), texts)
+    for _, decision in decisions(reading.select_winners()):
+        yield line(WinnerLine(decision=decision.uid))
+
+
+def _with_finals(session: Session, decided: Iterator[tuple[str, Decision]], texts: Referred) -> Iterator[str]:
+    """A line for each decision, with all its finals."""
     while part := list(islice(decided, _DECISIONS_TOGETHER)):
         finals = finals_texts(session, [decision.uid for _, decision in part], texts)
         for run, decision in part:
             before, _, behind = line(DecisionLine(run=run, decision=decision)).rpartition('"finals":[]')
             yield f'{before}"finals":{finals.get(decision.uid, "[]")}{behind}'
-    for _, decision in decisions(reading.select_winners()):
+
+
+def exported_set(
+    session: Session, op: str | None, hardware_keys: Collection[str] | None, *, brief: bool = False
+) -> Iterator[str]:
+    """Every line that dispatch by the winners alone, and a comparison of them, needs; the same for equal winners.
+
+    Header, runs, decisions with all their finals, winners, sorted by run and by problem. The runs are those of the
+    winners, and the latest of each hardware, whose rules for defaults dispatch reads. Trials are left out. ``brief``:
+    finals as in ``exported_winners``, which is all that dispatch needs.
+    """
+    winners = reading.decisions_of(session, _chosen(reading.select_winners(), op, hardware_keys))
+    found = sorted(winners, key=lambda pair: _place(pair[1]))
+    hardware = {decision.environment.hardware_key for _, decision in found}
+    wanted = {run for run, _ in found} | set(_latest_runs(session, hardware))
+    yield line(HeaderLine())
+    for chunk in chunks(wanted):
+        for run in reading.runs_of(session, reading.select_runs().where(RunRow.id.in_(chunk)).order_by(RunRow.id)):
+            yield line(RunLine(run=run))
+    if brief:
+        for run_uid, decision in found:
+            yield line(DecisionLine(run=run_uid, decision=decision, finals=tuple(_summary(session, decision))))
+    else:
+        yield from _with_finals(session, iter(found), Referred(session, text_of))
+    for _, decision in found:
         yield line(WinnerLine(decision=decision.uid))
+
+
+def _latest_runs(session: Session, hardware_keys: Collection[str]) -> Iterator[str]:
+    for key in sorted(hardware_keys):
+        ended = reading.select_runs().where(HardwareRow.key == key, RunRow.ended.is_not(None))
+        latest = ended.order_by(RunRow.ended.desc(), RunRow.id).limit(LATEST_RUNS)
+        yield from (run.uid for run in reading.runs_of(session, latest))
 
 
 def _referring(query: Select[Any], row: type[TrialRow]) -> Select[Any]:

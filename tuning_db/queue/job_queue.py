@@ -13,11 +13,10 @@ from ..database.engine import Opened, open_database
 from ..database.location import locate
 from ..errors import OutdatedSchemaError
 from ..records import new_uid
-from ..schema import LATEST
 from . import calibrations, fencing, leasing, status
 from .clock import DatabaseSeconds
 from .entries import LEASED, QUEUED, Added, Fence, FleetPlan, FleetWorker, Lease, NewJob, QueuedProblem
-from .tables import FleetCalibrationRow, FleetJobRow, FleetPlanRow, FleetWorkerRow
+from .tables import QUEUE, FleetCalibrationRow, FleetJobRow, FleetPlanRow, FleetWorkerRow
 
 _NOW = DatabaseSeconds()
 _PLANNING_LOCK = 0x6B72_706C
@@ -41,7 +40,7 @@ class JobQueue:
         Raises OutdatedSchemaError for an older database that has no queue, if it is not to be migrated.
         """
         opened = open_database(locate(url), create=create, upgrade=migrate, pooled=False)
-        if opened.version < LATEST:
+        if opened.version < QUEUE:
             opened.close()
             raise OutdatedSchemaError(
                 f"{opened.location.shown} has schema version {opened.version}, which has no work queue",

@@ -9,6 +9,9 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from ..models import SERIAL, StoredRow
 
+QUEUE = 5
+"""The schema version that added these tables."""
+
 
 class FleetPlanRow(StoredRow):
     """One call of a planner: the versions that a worker must have, and the options of its jobs."""

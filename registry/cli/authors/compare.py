@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ from ..collecting import seldom_collecting
 from ..display import text
 from ..display.table import Column, print_problems
 from ..options import Json, SeveralOps, split
+from ..pages.page_file import check_out, write
 
 if TYPE_CHECKING:
     from tuning_db import Store
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
 
 _DATED = re.compile(r"(?P<where>.+)@(?P<when>\d{4}-\d{2}-\d{2}(?:[T ][0-9:.]+(?:Z|[+-]\d{2}:?\d{2})?)?)", re.DOTALL)
 _DAY = len("2026-01-01")
+_RELEASE = "release:"
+"""How a source begins that is a release, by its name or id."""
 
-_ORDER = ("slower", "faster", "new", "gone", "same")
 _COLUMNS = (
     Column("µs before", right=True),
     Column("µs after", right=True),
@@ -40,14 +43,24 @@ _COLUMNS = (
 
 def compare(
     before: Annotated[
-        str, typer.Argument(metavar="A", help="A database (path or URL) or an export; with @DATE: as it was then.")
+        str,
+        typer.Argument(
+            metavar="A", help="A database (path or URL) or an export; with @DATE: as it was then. Or release:NAME."
+        ),
     ],
     after: Annotated[str, typer.Argument(metavar="B", help="What to compare it with, likewise.")],
     op: SeveralOps = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Also write a page: one HTML file, which needs no network."),
+    ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Also the winners that are as fast as they were.")] = False,
+    db: Annotated[
+        str | None, typer.Option("--db", metavar="URL", help="Where releases are. Default: as of other commands.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Compare the winners of two databases, or of one at two dates.
+    """Compare the winners of two databases, of one at two dates, or of two releases.
 
     Which winners got slower or faster beyond noise (the intervals of their times are disjoint), which are new or gone,
     and which are another implementation or configuration than before. An interval is that of the finals' processes, and
@@ -61,16 +74,43 @@ def compare(
     from ...report.comparison import compare_winners
 
     ops = split("--op", op)
-    sides = [_winners(source) for source in (before, after)]
+    if out is not None:
+        check_out(out, force=False)
+    sides = [_winners(source, db) for source in (before, after)]
     for name in ops:
         _require_op(name, sides)
     chosen = [[one for one in side if not ops or one.decision.problem.op in ops] for side in sides]
     done = compare_winners(*chosen)
+    if out is not None:
+        _write(done, before, after, out)
     if json:
         text.print_json(_data(done))
     else:
         _say(done, all_=all_)
     raise typer.Exit(0 if done.ok else 1)
+
+
+def _write(done: WinnersComparison, before: str, after: str, out: Path) -> None:
+    from tuning_db.records import now
+
+    from ...report.comparison_page import render_comparison
+
+    sources = _shown(before), _shown(after)
+    write(render_comparison(done, *sources, version=version("kernel-registry"), created=now()), out)
+
+
+def _shown(source: str) -> str:
+    """The source as a page may name it: without the password of a URL."""
+    from tuning_db.database.location import locate
+
+    where, when = _parted(source)
+    return (where if "://" not in where else locate(where).shown) + (f"@{when}" if when else "")
+
+
+def _parted(source: str) -> tuple[str, str]:
+    """A source and the date that stands behind its last @, "" for none."""
+    dated = _DATED.fullmatch(source)
+    return (dated["where"], dated["when"]) if dated else (source, "")
 
 
 def _require_op(name: str, sides: Sequence[Sequence[TimedWinner]]) -> None:
@@ -79,14 +119,13 @@ def _require_op(name: str, sides: Sequence[Sequence[TimedWinner]]) -> None:
         raise UnknownNameError("op with a winner in A or B", name, known)
 
 
-def _winners(source: str) -> list[TimedWinner]:
+def _winners(source: str, database: str | None) -> list[TimedWinner]:
     """The winners of a source that a user named. Raises RegistryError or TuningDBError for one that cannot be read."""
     from ...report.comparison import stored_winners
 
-    dated = _DATED.fullmatch(source)
-    where, until = (dated["where"], _instant(dated["when"])) if dated else (source, None)
-    with _opened(where) as store, seldom_collecting():
-        return stored_winners(store, until)
+    where, when = _parted(source)
+    with _opened(where, database) as store, seldom_collecting():
+        return stored_winners(store, _instant(when) if when else None)
 
 
 def _instant(told: str) -> datetime:
@@ -100,11 +139,15 @@ def _instant(told: str) -> datetime:
 
 
 @contextmanager
-def _opened(where: str) -> Iterator[Store]:
-    """A store of a database, or of an export, which is imported into a database of its own for that."""
+def _opened(where: str, database: str | None) -> Iterator[Store]:
+    """A store of a database, of a release, or of an export, which is imported into a database of its own for that."""
     from tuning_db import ExchangeError, Store
     from tuning_db.exchange import lines
 
+    if where.startswith(_RELEASE):
+        from ...releases.pinning import release_named
+
+        where = str(release_named(where.removeprefix(_RELEASE), database).path)
     if not _is_export(where):
         with Store.open(where, create=False, migrate=False) as store:
             yield store
@@ -130,8 +173,10 @@ def _is_export(where: str) -> bool:
 
 
 def _say(done: WinnersComparison, *, all_: bool) -> None:
+    from ...report.comparison import CHANGE_KINDS
+
     shown = [change for change in done.changes if all_ or change.kind != "same" or change.changed]
-    shown.sort(key=lambda change: _ORDER.index(change.kind))
+    shown.sort(key=lambda change: CHANGE_KINDS.index(change.kind))
     if shown:
         print_problems(_COLUMNS, [(change.problem, _row(change)) for change in shown])
         text.say()
@@ -140,7 +185,7 @@ def _say(done: WinnersComparison, *, all_: bool) -> None:
             text.say(f"not compared: {name}, which {which} alone has")
     counts: Counter[str] = Counter(change.kind for change in done.changes)
     changed = sum(change.changed for change in done.changes)
-    told = [f"{counts[kind]} {kind}" for kind in _ORDER if counts[kind]]
+    told = [f"{counts[kind]} {kind}" for kind in CHANGE_KINDS if counts[kind]]
     told += [f"{changed} changed candidate"] if changed else []
     text.say(f"{text.plural(len(done.changes), 'winner')} compared{': ' if told else ''}{', '.join(told)}")
 

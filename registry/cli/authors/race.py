@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ...importers.detection import ImportedProblem
     from ...importers.race import RaceStanding
     from ...problem import Problem
+    from ...sandbox.trial import SandboxedTrial
 
 REFUSED = 1
 
@@ -114,28 +115,50 @@ def race(  # noqa: PLR0913, PLR0917  (an option each)
         typer.Option("--traces", metavar="FOLDER", help="Also write FlashInfer-Bench solutions and traces there."),
     ] = None,
     plugin: Plugins = None,
+    sandbox: Annotated[
+        bool,
+        typer.Option(
+            "--sandbox",
+            help="Run each behind bubblewrap, without network, files or other processes; judged and timed from outside."
+            " For submissions of strangers. An error where bubblewrap is missing.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Rank submissions beside the implementations that are there.
 
     Each is verified against a float64 reference on inputs it cannot foresee, before, while and after it is timed, in
-    worker processes: this process runs nothing of a submission. A process contains crashes, not malice. Exit codes: 0
-    every submission is right, 1 some are out, 2 bad input.
+    worker processes: this process runs nothing of a submission. A process contains crashes, not malice; --sandbox does
+    more. Exit codes: 0 every submission is right, 1 some are out, 2 bad input, or no sandbox.
     """
     from ...importers.plugin_file import entrants, plugin_text
     from ...importers.race import race as held
     from ...tuner.limits import Budget
     from ...tuner.options import TuneOptions
 
+    if sandbox:
+        _check_sandboxed(db, plugin, traces)
     there, on = _problem(problem, op), device_of(device)
     catalog = catalog_with(plugin)
     name = there.name if there is not None else catalog.op(str(op)).name
     found, refused = entrants(submissions or [], name, there)
+    if sandbox:
+        from ...importers.sandboxed_race import MEASURE_S, SandboxedRace, fit_for_sandboxes
+
+        found, unfit = fit_for_sandboxes(found, submissions or [])
+        refused = {**refused, **unfit}
     with _plugin(plugin_text(name, there, found)) as file:
         catalog.load_file(file)
         problems = _problems(catalog, name, there, shapes, workloads)
-        options = TuneOptions(Budget(budget))
-        standings = held(problems, found, refused, catalog=catalog, device=on, database=db, options=options)
+        if sandbox:
+            told = _say_trial if not json else _say_nothing
+            sandboxed = SandboxedRace(
+                catalog.op(name), there, found, catalog, on, seconds=budget or MEASURE_S, observe=told
+            )
+            standings = sandboxed.held(problems, refused)
+        else:
+            options = TuneOptions(Budget(budget))
+            standings = held(problems, found, refused, catalog=catalog, device=on, database=db, options=options)
     if traces is not None:
         from ...importers.flashinfer_traces import write_traces
 
@@ -145,6 +168,33 @@ def race(  # noqa: PLR0913, PLR0917  (an option each)
     else:
         _show(standings)
     raise typer.Exit(REFUSED if any(one.is_submission and one.status != "ok" for one in standings) else 0)
+
+
+def _check_sandboxed(db: str | None, plugin: Sequence[Path] | None, traces: Path | None) -> None:
+    """Raise RegistryError for options that do not go with --sandbox, or where there is no sandbox here."""
+    from ...sandbox.bubblewrap import bubblewrap
+
+    for option, given, why in (
+        ("--plugin", plugin, "this process would run the file: name it as a submission, or leave out --sandbox"),
+        ("--db", db, "times of requests to a sandbox are not those of a call: tune with a plugin file instead"),
+        ("--traces", traces, "times of requests to a sandbox are not those of a call"),
+    ):
+        if given:
+            raise RegistryError(f"{option} does not go with --sandbox", hint=why)
+    bubblewrap()
+
+
+def _say_trial(label: str, trial: SandboxedTrial) -> None:
+    """A line on stderr for each time that an entrant was tried."""
+    outcome = trial.outcome
+    took = f"{outcome.status} after {outcome.seconds:.0f} s"
+    if outcome.status == "ok":
+        took += f": {trial.calls} calls a sample, {trial.request_us:.0f} µs of asking in each"
+        took += f"; memory limited by {trial.limited_by}"
+    sys.stderr.write(f"{label}: {took}\n")
+
+
+def _say_nothing(_label: str, _trial: SandboxedTrial) -> None: ...
 
 
 def _problem(problem: Path | None, op: str | None) -> ImportedProblem | None:

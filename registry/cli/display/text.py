@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from tuning_db import is_noise
+
 from ...untrusted.visible import visible
 
 if TYPE_CHECKING:
-    from tuning_db import ProblemKey
+    from tuning_db import Interval, ProblemKey
 
     from ...problem import Problem
 
@@ -111,6 +113,14 @@ def microseconds(value: float | None) -> str:
 def ratio(value: float | None) -> str:
     """A ratio with two decimals; a dash for None."""
     return "-" if value is None else f"{value:.2f}"
+
+
+def interval(ratio: Interval | None) -> str:
+    """``1.40 (1.36 to 1.44)``: a value and its interval, ``noise`` for the value in a wide one; a dash for none."""
+    if ratio is None:
+        return NOTHING
+    told = "noise" if is_noise(ratio.low, ratio.high) else f"{ratio.value:.3f}"
+    return f"{told} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
 def ratio_unless(noise: bool, value: float | None) -> str:

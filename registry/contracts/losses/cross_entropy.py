@@ -82,7 +82,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     return logits, target, weight, ignore_index, problem.reduction, smoothing
 
 
-def _of_sum(problem: Problem) -> float:
+def roundings_of_sum(problem: Problem) -> float:
     """Roundings of a row's logarithm: those of its exponentials, and of a serial sum of them.
 
     torch's log-softmax on a CPU errs by half of that (128256 columns of equal sign).
@@ -92,7 +92,7 @@ def _of_sum(problem: Problem) -> float:
 
 def _lse_scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     """Relative to the output, and absolute: the relative error of a sum is the absolute one of its logarithm."""
-    return reference.abs() + _of_sum(problem)
+    return reference.abs() + roundings_of_sum(problem)
 
 
 def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
@@ -103,7 +103,7 @@ def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any])
     logits, smoothing = values["logits"], values["label_smoothing"]
     targets = Targets.of(logits, values["target"], values["weight"], values["ignore_index"])
     largest = logits.amax(-1).double().nan_to_num(0.0, 0.0, 0.0).abs()
-    error = 2.0 * largest + _of_sum(problem)
+    error = 2.0 * largest + roundings_of_sum(problem)
     if smoothing:
         mean = logits.mean(-1).double().nan_to_num(0.0, 0.0, 0.0).abs()
         error = error + smoothing * (2.0 * mean + largest / math.sqrt(problem.cols)) * math.sqrt(problem.cols)

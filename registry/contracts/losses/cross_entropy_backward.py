@@ -38,10 +38,8 @@ def cross_entropy_backward_reference(
     vocabulary is NaN. Halves are computed in fp32, and rounded once.
     """
     check_smoothing("cross_entropy_backward", label_smoothing)
-    targets, slope = (
-        Targets.of(logits, target, weight, ignore_index),
-        row_factors(grad_loss, logits, target, weight, ignore_index, reduction),
-    )
+    targets = Targets.of(logits, target, weight, ignore_index)
+    slope = row_factors(grad_loss, targets, reduction)
     wide, cols = logits.to(accumulator(logits)), logits.shape[-1]
     of_target = (1.0 - label_smoothing) * targets.gain
     each = wide.new_ones(cols) if weight is None else weight.to(wide.dtype)
@@ -53,39 +51,41 @@ def cross_entropy_backward_reference(
     return gradient.masked_fill(outside[:, None], math.nan).to(logits.dtype).contiguous()
 
 
-def row_factors(
-    grad_loss: torch.Tensor,
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None,
-    ignore_index: int,
-    reduction: str,
-) -> torch.Tensor:
+def row_factors(grad_loss: torch.Tensor, targets: Targets, reduction: str) -> torch.Tensor:
     """``g`` of each row [rows], in fp32 or wider: the gradient of the loss by the row's, before its target's weight."""
-    factor = grad_loss.to(accumulator(logits))
+    factor = grad_loss.to(targets.gain.dtype)
     if reduction == "mean":
-        factor = factor / Targets.of(logits, target, weight, ignore_index).gain.sum()
-    return factor.expand(target.shape)
+        factor = factor / targets.gain.sum()
+    return factor.expand(targets.kept.shape)
 
 
 def _problem(arguments: Arguments) -> Mapping[str, Value]:
-    dims, op = loss_problem(arguments), arguments.op
-    gradient, logits, lse = (arguments.tensor(name) for name in ("grad_loss", "logits", "lse"))
-    expected = logits.shape[:1] if dims["reduction"] == "none" else ()
+    dims = loss_problem(arguments)
+    check_saved(arguments, "logits", str(dims["reduction"]), "cross_entropy")
+    return dims
+
+
+def check_saved(arguments: Arguments, rows_of: str, reduction: str, forward: str) -> None:
+    """Raise InvalidArgumentError unless ``grad_loss`` and ``lse`` fit the loss of the rows of tensor ``rows_of``.
+
+    ``forward`` names the op whose outputs loss and lse are.
+    """
+    op = arguments.op
+    gradient, given, lse = (arguments.tensor(name) for name in ("grad_loss", rows_of, "lse"))
+    expected = given.shape[:1] if reduction == "none" else ()
     if gradient.shape != expected:
         raise InvalidArgumentError(
             f"{op}: grad_loss is {shape_text(gradient.shape)} but the loss is {shape_text(expected)}",
-            hint=f'with reduction="{dims["reduction"]}" the loss is ' + ("[rows]" if expected else "one number"),
+            hint=f'with reduction="{reduction}" the loss is ' + ("[rows]" if expected else "one number"),
         )
-    same_dtype(op, ("logits", logits), ("grad_loss", gradient))
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    if lse.shape != logits.shape[:1] or lse.dtype != wide:
+    same_dtype(op, (rows_of, given), ("grad_loss", gradient))
+    wide = torch.promote_types(given.dtype, torch.float32)
+    if lse.shape != given.shape[:1] or lse.dtype != wide:
         raise InvalidArgumentError(
             f"{op}: lse is {dtype_name(lse.dtype)} of shape {shape_text(lse.shape)},"
-            f" expected {dtype_name(wide)} of shape {logits.shape[0]}",
-            hint="it is the second output of cross_entropy",
+            f" expected {dtype_name(wide)} of shape {given.shape[0]}",
+            hint=f"it is the second output of {forward}",
         )
-    return dims
 
 
 def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
@@ -95,12 +95,19 @@ def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
     return wide.sub_(most[:, None]).exp_().sum(-1).log().add_(most)
 
 
-def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
-    logits, target, weight, ignore_index, smoothing = drawn(problem, kind, generator)
+def drawn_gradient(problem: Problem, generator: torch.Generator) -> torch.Tensor:
+    """A ``grad_loss``, apart from 0, and for a mean scaled as training in float16 does.
+
+    The quotient by all rows would underflow otherwise.
+    """
     shape = (problem.rows,) if problem.reduction == "none" else ()
     grad_loss = fills.normal(shape, problem.torch_dtype, generator).clamp_(-1.0, 1.0)
-    # apart from 0, and for a mean scaled as training in float16 does: the quotient by all rows would underflow
-    grad_loss = (grad_loss + 1.5) * (min(problem.rows, 4096) if problem.reduction == "mean" else 1.0)
+    return (grad_loss + 1.5) * (min(problem.rows, 4096) if problem.reduction == "mean" else 1.0)
+
+
+def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    logits, target, weight, ignore_index, smoothing = drawn(problem, kind, generator)
+    grad_loss = drawn_gradient(problem, generator)
     lse = log_sum_exp(logits)
     return grad_loss, logits, target, weight, lse, ignore_index, problem.reduction, smoothing
 
@@ -110,9 +117,9 @@ def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any])
 
     A target's gradient, and all with label smoothing, are differences that may cancel.
     """
-    given = (values["logits"], values["target"], values["weight"], values["ignore_index"])
-    targets, smoothing = Targets.of(*given), values["label_smoothing"]
-    factor = row_factors(values["grad_loss"], *given, problem.reduction).double().abs().nan_to_num(0.0, 0.0, 0.0)
+    targets = Targets.of(values["logits"], values["target"], values["weight"], values["ignore_index"])
+    smoothing = values["label_smoothing"]
+    factor = row_factors(values["grad_loss"], targets, problem.reduction).double().abs().nan_to_num(0.0, 0.0, 0.0)
     of_target = ((1.0 - smoothing) * factor * targets.gain.double().abs())[:, None]
     even = (2.0 * smoothing / problem.cols * factor)[:, None]
     size = reference.abs()

@@ -42,12 +42,24 @@ class Targets:
     @classmethod
     def of(cls, logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int) -> Targets:
         """The targets of ``logits`` [rows, cols]."""
+        return cls.among(logits.shape[-1], target, ignore_index, accumulator(logits), weight)
+
+    @classmethod
+    def among(
+        cls,
+        cols: int,
+        target: torch.Tensor,
+        ignore_index: int,
+        dtype: torch.dtype,
+        weight: torch.Tensor | None = None,
+    ) -> Targets:
+        """Targets among ``cols`` classes; ``gain`` has the ``dtype``."""
         kept = target != ignore_index
-        inside = (target >= 0) & (target < logits.shape[-1])
+        inside = (target >= 0) & (target < cols)
         counts = kept & inside
         place = torch.where(counts, target, 0)
-        of_class = logits.new_ones(target.shape) if weight is None else weight[place]
-        return cls(kept, inside, place, of_class.to(accumulator(logits)).masked_fill(~counts, 0.0))
+        of_class = torch.ones_like(target, dtype=dtype) if weight is None else weight[place].to(dtype)
+        return cls(kept, inside, place, of_class.masked_fill(~counts, 0.0))
 
 
 def check_smoothing(op: str, label_smoothing: float) -> None:
@@ -68,7 +80,7 @@ def loss_problem(arguments: Arguments) -> Mapping[str, Value]:
             hint="of [batch, seq, vocabulary] make rows: logits.flatten(0, -2), target.flatten()."
             " torch's [batch, classes, ...] is logits.movedim(1, -1).flatten(0, -2)",
         )
-    _check_target(op, logits, target)
+    check_target(op, ("logits", logits), target)
     if arguments["weight"] is not None:
         _check_weight(op, logits, float_tensor(arguments, "weight"))
     rows, cols = logits.shape
@@ -81,18 +93,20 @@ def loss_problem(arguments: Arguments) -> Mapping[str, Value]:
     }
 
 
-def _check_target(op: str, logits: TensorSpec, target: TensorSpec) -> None:
+def check_target(op: str, of: tuple[str, TensorSpec], target: TensorSpec) -> None:
+    """Raise InvalidArgumentError unless ``target`` is int64 with one class for each row of the tensor ``of``."""
+    name, spec = of
     if target.dtype != torch.int64:
         floating = target.dtype.is_floating_point
         raise InvalidArgumentError(
             f"{op}: target is {dtype_name(target.dtype)}, expected int64, a class for each row",
             hint="of probabilities take torch.nn.functional.cross_entropy" if floating else "target.long()",
         )
-    if target.shape != logits.shape[:1]:
+    if target.shape != spec.shape[:1]:
         raise InvalidArgumentError(
-            f"{op}: target has shape {shape_text(target.shape)} but logits has {logits.shape[0]} rows"
-            f" (shape {shape_text(logits.shape)})",
-            hint=f"expected a target of shape {logits.shape[0]}, e.g. target.flatten()",
+            f"{op}: target has shape {shape_text(target.shape)} but {name} has {spec.shape[0]} rows"
+            f" (shape {shape_text(spec.shape)})",
+            hint=f"expected a target of shape {spec.shape[0]}, e.g. target.flatten()",
         )
 
 
@@ -136,16 +150,35 @@ def drawn(
         mask_front(logits, generator)
         _aim_at_finite(problem, logits, target, generator)
     elif kind == "ignored":
-        ignore_index = _ignore_some(problem, logits, target)
+        ignore_index = ignore_some(cols, logits, target)
     elif kind == "smoothed":
         smoothing = 0.3
         # a mean of the logits far from 0, in which a row's last column counts as much as many others
         logits.add_(2.0)
         logits[:, -1:] = -min(64.0 * cols, 60_000.0)
         target[rows // 2 :: 3] = ignore_index
-    elif kind == "outside" and rows > 2:
-        target[::3] = torch.tensor((cols, -1, _FAR, -_FAR), device=device).repeat(rows)[: len(target[::3])]
+    elif kind == "outside":
+        aim_outside(target, cols)
     return logits, target, weight, ignore_index, smoothing
+
+
+def aim_outside(target: torch.Tensor, cols: int) -> None:
+    """Let every third of at least three targets be outside of ``cols`` classes."""
+    if len(target) > 2:
+        far = torch.tensor((cols, -1, _FAR, -_FAR), device=target.device).repeat(len(target))
+        target[::3] = far[: len(target[::3])]
+
+
+def ignore_some(cols: int, rows: torch.Tensor, target: torch.Tensor) -> int:
+    """Ignore two rows of three, by a class of the vocabulary, and fill them with NaN: they must not be read.
+
+    Returns the class. ``rows`` [rows, ...] has what is read of each row.
+    """
+    ignored = cols // 2 if cols > 1 else -1
+    for first in (0, 1):
+        target[first::3] = ignored
+        rows[first::3] = torch.nan
+    return ignored
 
 
 def _aim_at_finite(problem: Problem, logits: torch.Tensor, target: torch.Tensor, generator: torch.Generator) -> None:
@@ -156,15 +189,6 @@ def _aim_at_finite(problem: Problem, logits: torch.Tensor, target: torch.Tensor,
         fills.plant_in_rows(logits, (torch.nan, torch.inf), generator)
     else:
         target.fill_(problem.cols - 1)
-
-
-def _ignore_some(problem: Problem, logits: torch.Tensor, target: torch.Tensor) -> int:
-    """Ignore two rows of three, by a class of the vocabulary, and fill them with NaN: they must not be read."""
-    ignored = problem.cols // 2 if problem.cols > 1 else -1
-    for first in (0, 1):
-        target[first::3] = ignored
-        logits[first::3] = torch.nan
-    return ignored
 
 
 def loss_examples() -> tuple[Mapping[str, Value], ...]:

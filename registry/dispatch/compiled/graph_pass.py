@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import operator
-import uuid
-from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from ...contract import Op
-from ...device import Device
-from ...problem import canonical_json
-from ..resolve.op_winners import OpWinners
+from ...errors import UnknownNameError
 from ..torch_side import operators
 from . import inductor_private
 from .call_site import Callee
+from .identity import identity_hash
 from .inlining import inline_winner
-
-_LOG = logging.getLogger(__name__)
 
 _SOURCES = tuple(sorted(map(str, Path(__file__).parent.glob("*.py"))))
 """The code that decides what is generated: torch's caches hold only as long as it stays."""
@@ -38,7 +32,7 @@ class Inlines(Protocol):
         """Whether compiled code may contain winners, and call plans directly."""
 
     def bound(self, name: str) -> Any:
-        """The bound op of that name."""
+        """The bound op of that name. Raises UnknownNameError."""
 
 
 class CompiledCalls(CustomGraphPass):
@@ -48,11 +42,11 @@ class CompiledCalls(CustomGraphPass):
     """
 
     def __init__(self) -> None:
-        self._ops: dict[str, Op] = {}
+        self._names: set[str] = set()
 
     def saw(self, op: Op) -> None:
         """Note that torch traces calls of ``op`` in this process, and therefore of its backward op."""
-        self._ops[op.name] = op
+        self._names.add(op.name)
 
     def __call__(self, graph: Graph) -> None:
         dispatcher = _inlining_dispatcher()
@@ -61,32 +55,17 @@ class CompiledCalls(CustomGraphPass):
         for node in list(graph.nodes):
             for overload in _overloads(node):
                 name = operators.name_of(overload)
-                if name is None:
-                    continue
-                try:
-                    _rewrite(node, overload, dispatcher.bound(name))
-                except Exception as fault:  # of Inductor's private API, or of a plugin: the call stays opaque
-                    _LOG.debug("%s stays opaque in compiled code: %s", name, fault)
+                # of an op that the dispatcher lacks, the call fails as it does without torch.compile
+                with suppress(UnknownNameError):
+                    if name is not None:
+                        _rewrite(node, overload, dispatcher.bound(name))
 
     def uuid(self) -> str:
         """A hash of all winners of the ops that were traced in this process, and of the settings that choose them."""
         dispatcher = _inlining_dispatcher()
         if dispatcher is None:
             return "kernel_registry: not inlined"
-        try:
-            told = {name: identity_of(dispatcher.bound(name)) for name in sorted(self._with_backward())}
-        except Exception as fault:  # of a plugin: nothing is to be found in a cache
-            _LOG.debug("compiled code is not cached: %s", fault)
-            return f"kernel_registry: {uuid.uuid4()}"
-        code = get_hash_for_files(_SOURCES).hex()
-        return f"kernel_registry: {hashlib.sha256(canonical_json([code, told]).encode()).hexdigest()}"
-
-    def _with_backward(self) -> set[str]:
-        names = set(self._ops)
-        for op in list(self._ops.values()):
-            if op.backward is not None and op.backward.op is not None:
-                names.add(op.backward.op)
-        return names
+        return f"kernel_registry: {identity_hash(list(self._names), dispatcher.bound, _SOURCES)}"
 
 
 def _inlining_dispatcher() -> Inlines | None:
@@ -126,32 +105,6 @@ def _call_directly(overload: OpOverload[..., Any], op: Op) -> None:
     defaults = {one.name: one.default for one in parameters}
     name = f"call_{op.name.replace('::', '__')}"
     inductor_private.register_call(overload, defaults, f"call_site({op.name!r})", name, _inlines)
-
-
-def identity_of(callee: Callee) -> Mapping[str, Any]:
-    """Everything by which calls of an op are resolved: its winners, its implementations and the mode."""
-    op, plans = callee.op, callee.plans
-    devices = (Device.of("cpu"), *(Device.visible() if torch.cuda.is_initialized() else ()))
-    hardware = {canonical_json(dict(device.hardware())): device for device in devices}
-    return {
-        "version": op.version,
-        "mode": plans.mode(),
-        "checked": callee.checked,
-        "forced": callee.watchers[0].active > 0,
-        "implementations": sorted((one.name, one.fingerprint()) for one in plans.implementations),
-        "winners": {text: _winners(op, plans.winners(device)) for text, device in hardware.items()},
-    }
-
-
-def _winners(op: Op, found: OpWinners) -> str:
-    return hashlib.sha256(_text(frozenset(found.ranking(op).items())).encode()).hexdigest()
-
-
-def _text(value: Hashable) -> str:
-    """``repr`` of nested tuples and sets, the same in each process: the order of a set depends on it."""
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_text, value))})"
-    return f"{{{', '.join(sorted(map(_text, value)))}}}" if isinstance(value, frozenset) else repr(value)
 
 
 PASS = CompiledCalls()

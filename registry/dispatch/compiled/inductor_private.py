@@ -68,6 +68,22 @@ def register_call(
         return True
     if known is not None and not getattr(known, "_is_fallback_handler", False):
         return False  # somebody's own lowering
+    try:
+        _register(lowering, overload, defaults, define, name, wanted)
+    except (AttributeError, TypeError, AssertionError) as fault:  # of functions with other parameters than expected
+        _LOG.debug("%s stays opaque in compiled code: %s", overload, fault)
+        return False
+    return True
+
+
+def _register(
+    lowering: Any,
+    overload: OpOverload[..., Any],
+    defaults: Mapping[str, Any],
+    define: str,
+    name: str,
+    wanted: Callable[[], bool],
+) -> None:
     fallback = lowering.fallback_handler(overload)
 
     def lowered(*args: Any, **kwargs: Any) -> Any:
@@ -83,7 +99,6 @@ def register_call(
     lowering.add_needs_realized_inputs(overload)
     lowering.add_layout_constraint(overload, lowering.tag_to_layout_constraint(tag))
     lowering.register_lowering(overload, type_promotion_kind=None)(lowered)
-    return True
 
 
 def _generates_python() -> bool:

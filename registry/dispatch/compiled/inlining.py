@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from ...arguments.schema import tensors_in
 from ...backends import InductorImplementation
 from ...contract import Op
 from ...device import Device
+from ...errors import RegistryError
 from ...problem import TensorSpec
 from ..resolve.candidates import Plans, place_of
 from ..resolve.resolution import choices
@@ -32,32 +33,44 @@ def inline_winner(node: Node, op: Op, plans: Plans) -> bool:
     values = fake_values(node, op)
     if values is None:
         return False
-    try:
-        implementation = known_winner(op, plans, values)
-        if implementation is None:
-            return False
-        traced = _traced(implementation, values)
-    except Exception as fault:  # a stranger's code, or what torch cannot trace: the call stays a call
-        _LOG.debug("%s is not inlined: %s", op.name, fault)
-        return False
-    expected = node.meta["val"]
-    if not _fits(traced, expected):
+    traced = _winner_as_graph(op, plans, values)
+    if traced is None or not _fits(traced, node.meta["val"]):
         return False
     _replace(node, traced, [arg for arg in _bound(node, op) if isinstance(arg, Node)])
     return True
 
 
+def _winner_as_graph(op: Op, plans: Plans, values: tuple[Any, ...]) -> GraphModule | None:
+    """The torch code of the winner; None if it has none, or none that torch can trace."""
+    try:
+        implementation = known_winner(op, plans, values)
+    except RegistryError as fault:  # the real call tells
+        _LOG.debug("%s is not inlined: %s", op.name, fault)
+        return None
+    if implementation is None:
+        return None
+    try:
+        return _traced(implementation, values)
+    except Exception as fault:  # a stranger's code, or what torch cannot trace: the call stays a call
+        _LOG.debug("%s is not inlined: %s", op.name, fault)
+        return None
+
+
 def fake_values(node: Node, op: Op) -> tuple[Any, ...] | None:
     """The values of a traced call, with fake tensors; None if a size, stride or number of it is not known."""
     values = [arg.meta.get("val") if isinstance(arg, Node) else arg for arg in _bound(node, op)]
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            numbers: Sequence[Any] = (*value.shape, *value.stride(), value.storage_offset())
-            if not all(isinstance(number, int) for number in numbers):
-                return None
-        elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | list | tuple):
-            return None
+    if not is_static(values) or any(isinstance(value, list | tuple) for value in values):
+        return None
     return op.parsed.coerced(values)
+
+
+def is_static(values: Iterable[Any]) -> bool:
+    """True if all sizes, strides and numbers of a call are known while the graph is compiled."""
+    numbers: list[Any] = []
+    for value in values:
+        tensor = isinstance(value, torch.Tensor)
+        numbers += [*value.shape, *value.stride(), value.storage_offset()] if tensor else [value]
+    return not any(isinstance(one, torch.SymInt | torch.SymFloat | torch.SymBool) for one in numbers)
 
 
 def _bound(node: Node, op: Op) -> list[Any]:

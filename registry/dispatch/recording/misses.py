@@ -9,7 +9,6 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Hashable, Mapping
-from datetime import UTC, datetime
 from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from typing import Protocol
@@ -117,9 +116,7 @@ class Misses:
             if self._path is None or not (counts or left_out):
                 return
             try:
-                recording_file.add(
-                    self._path, counts, left_out, recording_file.place(), f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-                )
+                recording_file.add_now(self._path, counts, left_out)
             except (OSError, RegistryError) as fault:
                 self._give_up(fault)
 

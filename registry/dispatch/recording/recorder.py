@@ -10,7 +10,6 @@ import weakref
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -58,9 +57,7 @@ class _Recording:
         if not counts:
             return False
         try:
-            recording_file.add(
-                self.path, counts, self.left_out, recording_file.place(), f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-            )
+            recording_file.add_now(self.path, counts, self.left_out)
         except OSError as fault:
             raise RegistryError(
                 f"record: {self.path} could not be written: {fault.strerror}",

@@ -8,6 +8,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -95,10 +96,13 @@ def add(path: Path, counts: Mapping[Problem, int], left_out: int, place: str, da
         write_whole(path, text(recorded, path.name).encode())
 
 
-def place() -> str:
-    """Hardware and torch, ``NVIDIA H200, torch 2.11.0``; a GPU is only initialised if the program has used it."""
+def add_now(path: Path, counts: Mapping[Problem, int], left_out: int) -> None:
+    """``add`` with this hardware and torch, ``NVIDIA H200, torch 2.11.0``, and the current minute.
+
+    A GPU is only initialised if the program has used it.
+    """
     device = Device.of("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
-    return f"{device.name}, torch {torch.__version__}"
+    add(path, counts, left_out, f"{device.name}, torch {torch.__version__}", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
 
 
 def read(path: Path) -> Recorded:

@@ -46,9 +46,8 @@ class Remembered(Generic[_Answer]):
         known = self._known
         if known is None or not isinstance(problem.traits, FamilyTraits):
             return self._ask(problem)
-        values = known.values(problem.dims) if known.names else ()
         # with types, since 1, 1.0 and True are equal
-        key = *values, *map(type, values)
+        key = (*(values := known.values(problem.dims)), *map(type, values)) if known.names else ()
         return known.answers[key] if key in known.answers else self._asked(problem, problem.traits, known)
 
     def _asked(self, problem: Problem, traits: FamilyTraits, known: _AnswersByDimensions[_Answer]) -> _Answer:

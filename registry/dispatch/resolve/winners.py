@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from functools import partial
 
 from tuning_db import Decision, MissingDatabaseError, TuningDBError
 from tuning_db.database.location import VARIABLE
-from tuning_db.snapshot import Snapshot, read_winners
+from tuning_db.snapshot import Snapshot, read_identity, read_winners
 
 from ... import shipped
 from ...contract import Op
 from ...device import Device
-from ...errors import StoreError
+from ...errors import ReleaseError, StoreError
 from ...forking import renewed_in_child
 from ...problem import canonical_json
+from ...releases.pinning import RELEASE_VARIABLE
+from ...releases.places import WinnersPlace, winners_place
 from ..warning import tell_caller
 from .learnt import LearntDefault, learnt_from
 from .op_winners import SECONDS, OpWinners
@@ -24,20 +27,23 @@ REGIME = "cold"
 """Times with a cold L2 are compared, as in a model where other work runs between two calls."""
 
 _failed: dict[str, str] = {}
-"""Why databases cannot be read, by their URL: they are not read again without ``retry``."""
+"""Why databases cannot be read, by their URL and release: they are not read again without ``retry``."""
 
 
 class Winners:
     """The winners of ``database`` (None: the default place) and the shipped ones, by op and device, read when needed.
 
-    A missing database holds no winners. If one cannot be read, there is one warning, and only shipped winners are used.
-    A row that cannot be decoded is skipped, with a warning for the first. ``retry``: read a database again that this
-    process could not read before.
+    A process that is pinned to a release reads that instead, see ``registry.releases``; of a server's database it reads
+    a copy on this machine. A missing database holds no winners. If one cannot be read, there is one warning, and only
+    shipped winners are used. A row that cannot be decoded is skipped, with a warning for the first. ``retry``: read a
+    database again that this process could not read before. ``anew``: renew the copy of a server's database first.
     """
 
-    def __init__(self, database: str | None = None, *, retry: bool = False) -> None:
+    def __init__(self, database: str | None = None, *, retry: bool = False, anew: bool = False) -> None:
         self.database = database
-        self._place = str(database or os.environ.get(VARIABLE) or "")
+        self._anew = anew
+        self._read_from: WinnersPlace | None = None
+        self._place = f"{database or os.environ.get(VARIABLE) or ''} {os.environ.get(RELEASE_VARIABLE, '')}"
         if retry:
             _failed.pop(self._place, None)
         self._lock = renewed_in_child(self, "_lock", threading.Lock)
@@ -45,7 +51,7 @@ class Winners:
         self._asked: dict[tuple[str, str], tuple[Op, Device]] = {}
 
     def of(self, op: Op, device: Device) -> OpWinners:
-        """Winners of ``op`` on the hardware of ``device``."""
+        """Winners of ``op`` on the hardware of ``device``. Raises ReleaseError if the pinned release is not found."""
         key = (op.name, canonical_json(dict(device.hardware())))
         found = self._loaded.get(key)
         if found is not None:
@@ -62,7 +68,7 @@ class Winners:
 
     def reread(self) -> Winners:
         """A new Winners with all that is in memory here, read again. Raises StoreError if something cannot be read."""
-        fresh = Winners(self.database, retry=True)
+        fresh = Winners(self.database, retry=True, anew=True)
         shipped.forget()
         for key, (op, device) in list(self._asked.items()):
             found = fresh._read(op, device)
@@ -100,22 +106,48 @@ class Winners:
             "; ".join(filter(None, (fault, damage, unread))),
             ours,
             device.software(),
-            self.database,
+            self.database if self._read_from is None else self._read_from.database,
             learnt,
             {one.uid: runners[one.uid] for one in ours if one.uid in runners},
             partial(self._warn, "a winner is skipped"),
         )
+
+    def place(self) -> WinnersPlace:
+        """The database that is read, the same as long as this object is used. Raises as ``winners_place`` does."""
+        if self._read_from is None:
+            self._read_from = winners_place(self.database, anew=self._anew)
+        return self._read_from
+
+    def identity(self) -> tuple[str, str]:
+        """The id of the release that is read, and a hash of all winners that are read; "" for none.
+
+        Raises ReleaseError if the pinned release is not found, StoreError for a database that cannot be read.
+        """
+        try:
+            place = self.place()
+            return place.release, read_identity(place.database, SECONDS)
+        except MissingDatabaseError:
+            return "", ""
+        except TuningDBError as fault:
+            raise StoreError(fault.message, hint=fault.hint) from fault
 
     def _own(self, op: Op, device: Device) -> tuple[Snapshot, str]:
         """The user's winners, and why they cannot be read, "" if they can."""
         if self._place in _failed:
             return Snapshot(), _failed[self._place]
         try:
-            return read_winners(self.database, op.name, device.hardware(), REGIME, SECONDS), ""
+            place = self.place()
+            found = read_winners(place.database, op.name, device.hardware(), REGIME, SECONDS)
+            return (replace(found, url=place.shown) if place.shown else found), ""
         except MissingDatabaseError:
             return Snapshot(), ""
+        except ReleaseError:
+            raise
         except Exception as fault:  # a database, driver or file system may raise anything
             shown = str(fault) if isinstance(fault, TuningDBError) else f"{type(fault).__name__}: {fault}"
+            if self._read_from is not None and self._read_from.release:
+                # a pinned process runs no other winners
+                raise ReleaseError(f"{self._read_from.shown}: {shown}", hint="remove its copy") from fault
             _failed[self._place] = shown
             return Snapshot(), shown
 

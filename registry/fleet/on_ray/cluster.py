@@ -51,7 +51,7 @@ class _Place:
     taken: int = 0
 
 
-class Cluster:
+class ActorCluster:
     """Keeps one worker at each place of the cluster as nodes join and leave, and compilers ahead of them."""
 
     def __init__(self, orders: ClusterOrders, queue: JobQueue) -> None:
@@ -251,7 +251,7 @@ def main() -> None:
         return
     _say("connected", orders.address, f"{len(_alive())} nodes")
     with JobQueue.open(orders.database) as queue:
-        cluster = Cluster(orders, queue)
+        cluster = ActorCluster(orders, queue)
         while not over.wait(_LOOK_S):
             try:
                 cluster.look()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import torch
-
 from ...arguments.schema import tensors_in
 from ...contract import Op
 from ...device import Device
@@ -49,11 +47,3 @@ def _doubt(choice: Choice, able: Collection[str]) -> str:
         return f"{name} won, but was not measured beside {' and '.join(unmeasured)}"
     slower = [one for one in TORCHS if one in ratios and ratios[one] <= (choice.over or 1.0)]
     return f"{name} was not faster than {' and '.join(slower)}" if slower else ""
-
-
-def is_static(values: tuple[Any, ...]) -> bool:
-    """True if all sizes, strides and numbers are known while the graph is compiled."""
-    numbers: list[Any] = []
-    for value in values:
-        numbers += [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
-    return not any(isinstance(one, torch.SymInt | torch.SymFloat | torch.SymBool) for one in numbers)

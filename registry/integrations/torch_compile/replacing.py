@@ -6,7 +6,6 @@ Then autograd, fake tensors and Inductor see an operator as if the program had c
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,16 +13,17 @@ from typing import Any
 
 import torch
 from torch._inductor import config
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, Node
 
 from ...arguments.schema import tensors_in
 from ...contract import Op, as_tuple
-from ...dispatch.compiled.graph_pass import identity_of
+from ...dispatch.compiled.identity import identity_hash
+from ...dispatch.compiled.inlining import is_static
 from ...dispatch.torch_side import operators
 from ...errors import UnsupportedError
-from ...problem import TensorSpec, canonical_json
-from .evidence import is_static, reason_to_leave
+from ...problem import TensorSpec
+from .evidence import reason_to_leave
 from .patterns import OPS, Match, NotTheOp, match, tensor_of
 
 
@@ -75,11 +75,8 @@ class Replacing(CustomGraphPass):
 
     def uuid(self) -> str:
         """A hash of all winners of the ops that may be replaced, and of their backward ops."""
-        find: Any = operators.serving_dispatcher().bound
-        backward = [one.op for name in self.ops if (one := find(name).op.backward) is not None and one.op is not None]
-        told = {name: identity_of(find(name)) for name in sorted({*self.ops, *backward})}
-        code = get_hash_for_files(_SOURCES).hex()
-        return hashlib.sha256(canonical_json([code, self.training, told]).encode()).hexdigest()
+        bound = operators.serving_dispatcher().bound
+        return identity_hash(self.ops, bound, _SOURCES, sorted(self.ops), self.training)
 
     def _replace(self, found: Match) -> str:
         """Replace the call; returns why it stays, "" if it was replaced."""

@@ -11,11 +11,13 @@ from ...errors import InvalidArgumentError
 from ...nn import PackedLinear
 from .attention import NAME
 from .forwards.experts import replace_experts
+from .forwards.fused_losses import fuse_loss
 from .forwards.gated_mlps import gate_and_up, replace_gated
 from .forwards.gelus import replace_gelu
 from .forwards.linears import AnyLinear, DenseMember, LinearForward, LinearGroup, PackedMember
 from .forwards.norms import replace_norm
 from .forwards.rotary import replace_rotary
+from .loss_proofs import between_output_and_loss, output_layer
 from .losses import causal_lm_loss
 from .quantization.experts import expert_modules
 from .quantizing import format_of, pack_linears
@@ -38,6 +40,7 @@ def apply(
     group_size: int = 128,
     symmetric: bool = False,
     lm_head: bool = False,
+    fused_loss: bool = True,
 ) -> ApplyReport:
     """Let a transformers model's norms, linear layers, MLPs, rotary positions, attention and loss run by ops, in place.
 
@@ -46,6 +49,8 @@ def apply(
                  precision are dropped. ``save_pretrained`` then writes packed ones, which ``from_pretrained`` loads
     symmetric    packed weights without zero points
     lm_head      pack the output layer, too
+    fused_loss   in training with labels, compute the loss from the output layer's input, a part of the vocabulary at a
+                 time, so that the outputs' ``logits`` are None. False keeps them, for what reads them in training
 
     Parts are found by their structure and, but for linear layers and attention, by what they compute: a part that
     computes something else stays. The report tells which were replaced, and which left, and why. Names, parameters and
@@ -67,7 +72,7 @@ def apply(
             report.leave(f"experts: {told}", name) if told else report.add("experts", name)
     _replace_rotary(model, report)
     _replace_attention(model, report)
-    _replace_loss(model, report)
+    _replace_loss(model, report, fused=fused_loss)
     return report
 
 
@@ -171,14 +176,29 @@ def _replace_attention(model: Any, report: ApplyReport) -> None:
     report.add(f"attention ({now} before)", type(model).__name__)
 
 
-def _replace_loss(model: Any, report: ApplyReport) -> None:
-    """Replace the loss of a causal language model, by transformers' property for it."""
+def _replace_loss(model: Any, report: ApplyReport, *, fused: bool) -> None:
+    """Replace the loss of a causal language model, by transformers' property for it; fuse it with the output layer."""
     if "loss_function" not in dir(type(model)) or "_loss_function" in model.__dict__:
         return
     own = model.loss_function
     if getattr(own, "__name__", "") != "ForCausalLMLoss":
         report.leave(f"loss: {getattr(own, '__name__', own)}", type(model).__name__)
         return
+    if fused:
+        _fuse_loss(model, report)
     model.loss_function = causal_lm_loss
     setattr(model, _LOSS, True)
     report.add("loss", type(model).__name__)
+
+
+def _fuse_loss(model: Any, report: ApplyReport) -> None:
+    output = output_layer(model)
+    if not output or not isinstance(getattr(model, output), LinearForward):
+        report.leave("loss without logits in training: the model has no dense output layer of its own", output)
+        return
+    told = between_output_and_loss(model, output)
+    if told:
+        report.leave(f"loss without logits in training: {told}", output)
+        return
+    fuse_loss(model, output)
+    report.add("loss without logits in training", output)

@@ -1,4 +1,4 @@
-"""The loss of language models by cross_entropy, on logits in the dtype that the model computes them in."""
+"""The loss of language models by cross_entropy on logits in the model's dtype, or without logits by the fused op."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from ...api import call
+from ...contracts.checks import HALVES
+from .forwards.fused_losses import FusedOutput, fused_output
 
 
 def causal_lm_loss(
@@ -21,18 +23,28 @@ def causal_lm_loss(
     """The mean loss of the next token, float32; transformers' ``ForCausalLMLoss`` without a copy of the logits in it.
 
     ``logits`` is [batch, seq, vocabulary]; of ``labels`` [batch, seq] each position predicts the next. With
-    ``num_items_in_batch`` it is the sum divided by that.
+    ``num_items_in_batch`` it is the sum divided by that. Within a forward of ``FusedLossModel`` the output layer's
+    input stands for ``logits``.
     """
     if shift_labels is None:
         assert labels is not None
         shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     targets = shift_labels.reshape(-1).to(logits.device)
-    rows = logits.reshape(-1, vocab_size)
-    reduction = "mean" if num_items_in_batch is None else "sum"
-    loss, lse = call("cross_entropy", rows, targets, ignore_index=ignore_index, reduction=reduction)
-    exact = _in_float32(rows.detach(), targets, lse.detach(), ignore_index, reduction)
-    # its value in fp32, its gradient by the op, whose loss is rounded to the logits' dtype
-    loss = loss.float() + (exact - loss.detach().float())
+    how: dict[str, Any] = {"ignore_index": ignore_index}
+    how["reduction"] = "mean" if num_items_in_batch is None else "sum"
+    output = fused_output(logits)
+    if output is None:
+        rows = logits.reshape(-1, vocab_size)
+        loss, lse = call("cross_entropy", rows, targets, **how)
+    else:
+        loss, lse = call("fused_linear_cross_entropy", output.rows, output.weight, targets, output.bias, **how)
+    if loss.dtype in HALVES:
+        with torch.no_grad():
+            exact = _in_float32(rows if output is None else output, targets, lse, **how)
+            # the loss in fp32, its gradient by the op, whose loss is rounded to the logits' dtype
+            exact -= loss.float()
+        loss = loss.float() + exact
+    loss = loss.float()
     if num_items_in_batch is not None:
         count = (
             num_items_in_batch.to(loss.device) if isinstance(num_items_in_batch, torch.Tensor) else num_items_in_batch
@@ -43,9 +55,11 @@ def causal_lm_loss(
 
 
 def _in_float32(
-    rows: torch.Tensor, targets: torch.Tensor, lse: torch.Tensor, ignore_index: int, reduction: str
+    logits: torch.Tensor | FusedOutput, targets: torch.Tensor, lse: torch.Tensor, ignore_index: int, reduction: str
 ) -> torch.Tensor:
+    """The loss of logits, or of what makes them, by the log-sum-exp of each row."""
     kept = targets != ignore_index
-    own = rows.gather(-1, targets.where(kept, 0)[:, None])[:, 0].float()
-    losses = (lse.float() - own).where(kept, 0.0)
+    place = targets.where(kept, 0)
+    own = logits.logits_of(place) if isinstance(logits, FusedOutput) else logits.gather(-1, place[:, None])[:, 0]
+    losses = (lse.float() - own.float()).where(kept, 0.0)
     return losses.sum() / kept.sum() if reduction == "mean" else losses.sum()

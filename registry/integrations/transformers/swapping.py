@@ -21,6 +21,8 @@ class Swapped(torch.nn.Module):
 
     registry_class: type[torch.nn.Module]
     """The module's own class."""
+    registry_prefix = "Registry"
+    """What the name of the class begins with, before that of the module's own."""
 
 
 def swap(module: torch.nn.Module, forward: type[Swapped], **attributes: Any) -> None:
@@ -48,4 +50,5 @@ def swapped(model: torch.nn.Module) -> Iterator[tuple[str, Swapped]]:
 
 @cache
 def _class(forward: Any, own: Any) -> Any:
-    return type(f"Registry{own.__name__}", (forward, own), {"__module__": own.__module__, "registry_class": own})
+    name = f"{forward.registry_prefix}{own.__name__}"
+    return type(name, (forward, own), {"__module__": own.__module__, "registry_class": own})

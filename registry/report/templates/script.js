@@ -31,7 +31,11 @@
     headers.forEach((header, column) => {
       header.tabIndex = 0;
       header.addEventListener("click", () => sort(column));
-      header.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(column); });
+      header.addEventListener("keydown", (event) => {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        sort(column);
+      });
     });
   }
 
@@ -43,6 +47,18 @@
         toggle.setAttribute("aria-pressed", String(shown));
         lines.filter((line) => line.dataset.series === toggle.dataset.series).forEach((line) => line.classList.toggle("off", !shown));
       });
+    }
+  }
+
+  for (const group of document.querySelectorAll(".kinds")) {
+    const rows = [...document.getElementById(group.dataset.for).tBodies[0].rows];
+    for (const toggle of group.querySelectorAll("button")) {
+      const show = (shown) => {
+        toggle.setAttribute("aria-pressed", String(shown));
+        rows.filter((row) => row.dataset.kind === toggle.dataset.kind).forEach((row) => { row.hidden = !shown; });
+      };
+      toggle.addEventListener("click", () => show(toggle.getAttribute("aria-pressed") !== "true"));
+      show(toggle.dataset.kind !== "same");
     }
   }
 
@@ -64,22 +80,47 @@
     }
     tip.replaceChildren(element("strong", target.dataset.title), table);
   };
-  const place = (event) => {
+  const place = (x, y) => {
     const box = tip.getBoundingClientRect();
-    const left = event.clientX + 16 + box.width > innerWidth ? event.clientX - 16 - box.width : event.clientX + 16;
-    const top = event.clientY + 16 + box.height > innerHeight ? event.clientY - 12 - box.height : event.clientY + 16;
+    const left = x + 16 + box.width > innerWidth ? x - 16 - box.width : x + 16;
+    const top = y + 16 + box.height > innerHeight ? y - 12 - box.height : y + 16;
     tip.style.left = `${Math.max(8, left)}px`;
     tip.style.top = `${Math.max(8, top)}px`;
   };
   let current = null;
-  document.addEventListener("pointermove", (event) => {
-    const target = event.target.closest ? event.target.closest(".band rect") : null;
-    if (target !== current) {
-      current = target;
-      tip.hidden = target === null;
-      if (target) fill(target);
-    }
-    if (target) place(event);
-  });
-  document.addEventListener("scroll", () => { tip.hidden = true; current = null; }, { passive: true });
+  const show = (target) => {
+    if (target === current) return;
+    if (current) current.classList.remove("shown");
+    current = target;
+    tip.hidden = target === null;
+    if (target) { target.classList.add("shown"); fill(target); }
+  };
+  const point = (event) => {
+    const target = event.target.closest ? event.target.closest(".read") : null;
+    show(target);
+    if (target) place(event.clientX, event.clientY);
+  };
+  document.addEventListener("pointermove", point);
+  document.addEventListener("pointerdown", point);
+  document.addEventListener("scroll", () => show(null), { passive: true });
+
+  const STEPS = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 };
+  for (const chart of document.querySelectorAll(".chart svg")) {
+    const all = [...chart.querySelectorAll(".read")];
+    let at = -1;
+    chart.addEventListener("keydown", (event) => {
+      const last = all.length - 1;
+      if (event.key === "Escape") { show(null); return; }
+      if (event.key === "Home") at = 0;
+      else if (event.key === "End") at = last;
+      else if (event.key in STEPS) at = Math.min(Math.max(at + STEPS[event.key], 0), last);
+      else return;
+      event.preventDefault();
+      if (last < 0) return;
+      show(all[at]);
+      const box = all[at].getBoundingClientRect();
+      place(box.left + box.width / 2, box.top + Math.min(box.height / 2, 60));
+    });
+    chart.addEventListener("blur", () => show(null));
+  }
 })();

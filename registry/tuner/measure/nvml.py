@@ -86,6 +86,11 @@ class Gpu:
         found = self._ask(self._library.nvmlDeviceGetMemoryInfo, self._handle)
         return None if found is None else int(found.used)
 
+    def node_number(self) -> int | None:
+        """The number of its device node: 2 of /dev/nvidia2."""
+        found = self._ask(self._library.nvmlDeviceGetMinorNumber, self._handle)
+        return None if found is None else int(found)
+
     def wait_until_gone(self, pid: int, seconds: float) -> bool:
         """Whether ``pid`` is no longer listed, waiting at most ``seconds``; True where the driver does not tell."""
         until = time.monotonic() + seconds

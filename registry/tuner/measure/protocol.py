@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tuning_db import REGIMES
+
 from ...device import Device
 from ...errors import InvalidArgumentError
 
 REGIME = "cold"
 """Winners are stored per regime; ``cold`` means that a call finds its inputs in memory, not in the last-level cache."""
-
-REGIMES = ("cold", "hot")
-"""``hot``: launches follow each other on the same tensors, which the cache holds as far as they fit."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class TimingProtocol:
 
     clock           "cuda_event" around device work, "perf_counter" around a call on the CPU
     cache_bytes     the last-level cache that must be cold
-    regime          "cold" or "hot"
+    regime          "cold" or "hot": there launches follow each other on the same tensors
     max_copies      a working set (inputs and outputs) is made cold by rotating copies of it, at most this many
     flush           where these are too small to evict each other, each round over them begins by reading twice the
                     cache, and the time of the read alone is subtracted

@@ -107,7 +107,8 @@ class Layer:
 class Decoder:
     """A decoder of one device: embedding, layers, norms and head.
 
-    ``quantized``: how its checkpoint holds weights, "" where in full. ``notes`` tell what could not be described.
+    ``quantized``: how its checkpoint holds weights, "" where in full. ``changes_logits``: the head's outputs are scaled
+    or capped before the loss. ``notes`` tell what could not be described.
     """
 
     hidden: int
@@ -120,4 +121,5 @@ class Decoder:
     parallel: bool
     dtype: str
     quantized: str = ""
+    changes_logits: bool = False
     notes: tuple[str, ...] = ()

@@ -19,6 +19,8 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+_LOGITS = ("final_logit_softcapping", "logits_soft_cap", "logits_scaling", "logit_scale", "lm_head_multiplier")
+"""Keys of models that scale or cap their logits."""
 _SLIDING = "sliding_attention"
 _MOST_LAYERS = 10_000
 
@@ -60,6 +62,7 @@ class _Reading:
             parallel=family.parallel,
             dtype=keys.text("dtype", "torch_dtype", default="bfloat16"),
             quantized=self._quantized(),
+            changes_logits=keys.has(*_LOGITS),
             notes=tuple(dict.fromkeys(self._notes)),
         )
 

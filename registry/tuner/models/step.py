@@ -54,12 +54,17 @@ class _Step:
         for vocabulary in tables:
             dims: Dims = {"cols": decoder.hidden, "vocabulary": vocabulary, "dtype": self._dtype}
             yield from self._with_backward("embedding", {"rows": self._tokens, **dims})
+        head = decoder.head
+        loss: Dims = {"rows": self._tokens, "cols": head.outputs, "reduction": "mean", "dtype": self._dtype}
+        if self._training and not decoder.changes_logits:
+            fused: Dims = {**loss, "k": head.inputs, "bias": head.bias}
+            yield from self._with_backward("fused_linear_cross_entropy", fused)
+            return
         # a prompt's logits are needed of the last token of each sequence alone
-        for one in self._product(decoder.head, self._tokens if self._training else self._phase.batch):
+        for one in self._product(head, self._tokens if self._training else self._phase.batch):
             yield one, 1
         if self._training:
-            loss: Dims = {"rows": self._tokens, "cols": decoder.head.outputs, "reduction": "mean", "weight": False}
-            yield from self._with_backward("cross_entropy", {**loss, "dtype": self._dtype})
+            yield from self._with_backward("cross_entropy", {**loss, "weight": False})
 
     def _with_backward(self, op: str, dims: Mapping[str, Value]) -> Iterator[tuple[Called, int]]:
         yield (op, dims), 1

@@ -75,6 +75,13 @@ class Findings:
         """Keep the artifacts that a candidate runs from, for the finals."""
         self._artifacts[candidate.key] = artifacts
 
+    def resources(self, candidate: Candidate) -> dict[str, int]:
+        """What the compiler says that the candidate's kernels take, the most of each; {} where nothing is known."""
+        found: dict[str, int] = {}
+        for artifact in self._artifacts.get(candidate.key, ()):
+            found |= {name: max(value, found.get(name, 0)) for name, value in artifact.resources.items()}
+        return found
+
     def entrant(self, candidate: Candidate, role: str = "candidate") -> Entrant:
         """The candidate as an entrant of a worker's job, with its artifacts."""
         artifacts = self._artifacts.get(candidate.key, ())

@@ -282,6 +282,8 @@ class SearchLoop:
         self, search: SearchState, candidate: Candidate, outcome: Outcome, *, shared: bool = False, device: str = ""
     ) -> None:
         plan = search.plan
+        if resources := search.findings.resources(candidate):
+            outcome = replace(outcome, details={**outcome.details, "resources": resources})
         stored = self._store.trial(plan, candidate, outcome)
         probed = outcome.details.get(PROBED) is True
         told = Finding(candidate, stored.status, stored.median_us, stored.censored, stored.uid, stored.message, probed)

@@ -18,6 +18,7 @@ from ...contract import COUNT, Op
 from ...errors import InvalidArgumentError, RegistryError, ShapesFileError, UnknownNameError
 from ...problem import Problem, check_choice
 from ...untrusted.yaml_document import Document, text_of
+from . import box
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -59,7 +60,7 @@ def load_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> dict
 
 
 def read_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> Shapes:
-    """The problems that a shapes file lists, and their counts.
+    """The problems that a shapes file lists, and their counts. ``configs/llm.yaml`` and its like are in the package.
 
     ``ops`` keeps only those; each must be in the file. Raises ShapesFileError naming file, line, key and what was
     expected, and UnknownNameError for an unknown op in ``ops``.
@@ -69,7 +70,7 @@ def read_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> Shap
     for name in wanted:
         if name not in known:
             raise UnknownNameError("op", name, known)
-    found = _File(Path(path)).problems(known)
+    found = _File(box.found(Path(path))).problems(known)
     for name in wanted:
         if name not in found:
             raise ShapesFileError(f"{path}: no shapes for {name}", hint=f"the file has: {', '.join(found)}")

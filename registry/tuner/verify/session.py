@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -268,7 +268,7 @@ class Sessions:
         key = (problem.key, seed)
         if key not in self._sessions:
             if call_bytes(found, problem) > self._huge_share * self._device.memory_bytes:
-                self._keep({problem, twin_of(found, problem)})
+                self.keep_only(problem)
             while len(self._sessions) >= _MOST_SESSIONS or (self._sessions and self._is_full()):
                 self._sessions.popitem(last=False)
             self._sessions[key] = Session(found, problem, self._device, protocol, seed)
@@ -280,16 +280,13 @@ class Sessions:
         return held > max(_CACHE_SHARE, _BOUNDS_SHARE) * self._device.memory_bytes
 
     def keep_only(self, problem: Problem) -> bool:
-        """Drop the sessions of other problems, but for its twin's; True if there was one."""
-        return self._keep({problem, twin_of(self._op(problem.op), problem)})
+        """Drop the sessions of all but a problem, its twin, and problems of which one of both is the twin.
 
-    def _keep(self, problems: Set[Problem | None]) -> bool:
-        """Drop all sessions but those of ``problems`` and of what they are the twin of; True if there was one."""
-        others = [
-            key
-            for key, session in self._sessions.items()
-            if session.problem not in problems and session.twin not in problems - {None}
-        ]
+        Returns True if there was one.
+        """
+        twin = twin_of(self._op(problem.op), problem)
+        kept = {problem} if twin is None else {problem, twin}
+        others = [key for key, one in self._sessions.items() if kept.isdisjoint((one.problem, one.twin))]
         for key in others:
             del self._sessions[key]
         return bool(others)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from registry.cli.authors.compare import _shown
 from tuning_db import Store
 
 from ...report.records import H200, ROW, SPLIT, decision, softmax
@@ -65,3 +67,24 @@ def test_a_source_that_cannot_be_read_is_a_mistake(
     told = command("registry", "compare", *arguments)
     assert (told.code, told.out) == (2, "")
     assert message in told.err
+
+
+def test_a_page_tells_the_changes_with_their_intervals(command: Command, path: Path, tmp_path: Path) -> None:
+    out, before = tmp_path / "changes.html", f"{path}@2026-01-01"
+    assert command("registry", "compare", before, path, "--out", out).code == 1
+    text = out.read_text()
+    assert "<h1>1 slower</h1>" in text
+    assert re.findall(r'<tr data-kind="(\w+)"', text) == ["slower", "same"]
+    assert re.search(r"1\.50 \(1\.4\d to 1\.5\d\)", text), "the interval of the time after, over the time before"
+    assert not re.search(r"url\(|@import|https?://|fetch\(|XMLHttp", text)
+    # as a report it is replaced, and nothing else is
+    assert command("registry", "compare", path, path, "--out", out).code == 0
+    assert "Nothing got slower or faster" in out.read_text()
+    (tmp_path / "notes.html").write_text("mine")
+    assert command("registry", "compare", before, path, "--out", tmp_path / "notes.html").code == 2
+    assert (tmp_path / "notes.html").read_text() == "mine"
+
+
+def test_a_page_names_no_password() -> None:
+    assert _shown("postgresql://me:secret@db/tuning@2026-01-01") == "postgresql://me:***@db/tuning@2026-01-01"
+    assert _shown("a.db@2026-01-01") == "a.db@2026-01-01"

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from registry import InvalidArgumentError
-from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.torch_side import operators
 
-from ...serving import serving
 from ...tiers import THOROUGH
 from ..torch_side.conftest import Seen
 from .winners import generated
 
 close = torch.testing.assert_close
-
-
-@pytest.fixture
-def dispatcher() -> Iterator[Dispatcher]:
-    made = Dispatcher(Catalog(entry_points=()))
-    with serving(made):
-        yield made
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def add(dispatcher: Dispatcher) -> Callable[..., Seen]:
-    def add(op: str, name: str = "a.seen") -> Seen:
-        made = Seen(op, dispatcher.catalog.op(op).reference, name)
-        dispatcher.register(made)
-        return made
-
-    return add
 
 
 def test_one_program_follows_everything_that_changes_the_choice(dispatcher: Dispatcher, add: Any) -> None:

@@ -80,7 +80,7 @@ RULES = st.one_of(
 
 
 def posed(rows: int, cols: int) -> Problem:
-    found = SOFTMAX.pose(SOFTMAX.specs((torch.empty(rows, cols), -1)), family=OrdinaryTraits)
+    found = SOFTMAX.pose_in_family(SOFTMAX.specs((torch.empty(rows, cols), -1)), OrdinaryTraits, None)
     assert type(found.traits) is OrdinaryTraits
     return found
 

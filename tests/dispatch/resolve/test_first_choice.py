@@ -20,7 +20,7 @@ from ...tiers import one_of_each
 
 def posed(dispatcher: Dispatcher, rows: int) -> Problem:
     op = dispatcher.bound("softmax").op
-    found = op.pose(op.specs((torch.empty(rows, 16), -1)), family=OrdinaryTraits)
+    found = op.pose_in_family(op.specs((torch.empty(rows, 16), -1)), OrdinaryTraits, None)
     assert type(found.traits) is OrdinaryTraits
     return found
 

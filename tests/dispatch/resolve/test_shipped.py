@@ -39,6 +39,10 @@ H200 = Device(
     registers=65_536,
 )
 
+H100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory_bytes=84_825_604_096, l2_bytes=52_428_800)
+
+SHIPPED_FOR = pytest.mark.parametrize("device", [H200, H100], ids=["h200", "h100"])
+
 Ship = Callable[..., Decision]
 
 
@@ -287,17 +291,18 @@ print(shipped.origin())
 # what is really shipped
 
 
-def all_shipped(monkeypatch: pytest.MonkeyPatch) -> tuple[Decision, ...]:
+def all_shipped(monkeypatch: pytest.MonkeyPatch, device: Device = H200) -> tuple[Decision, ...]:
     monkeypatch.delenv("KERNEL_REGISTRY_SHIPPED")
-    return shipped.shipped(H200.hardware(), REGIME)
+    return shipped.shipped(device.hardware(), REGIME)
 
 
-def test_every_shipped_winner_holds_for_todays_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    decisions = all_shipped(monkeypatch)
-    runners = shipped.runners(H200.hardware(), REGIME)
+@SHIPPED_FOR
+def test_every_shipped_winner_holds_for_todays_sources(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    decisions = all_shipped(monkeypatch, device)
+    runners = shipped.runners(device.hardware(), REGIME)
     stale = [
         f"{one.problem.op} {dict(one.problem.dims)}: {why}"
-        for one, why in standing(decisions, Catalog(), H200, runners)
+        for one, why in standing(decisions, Catalog(), device, runners)
         if why
     ]
     assert decisions
@@ -306,7 +311,7 @@ def test_every_shipped_winner_holds_for_todays_sources(monkeypatch: pytest.Monke
 
 def test_shipped_files_are_small_and_hold_nothing_but_winners(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KERNEL_REGISTRY_SHIPPED")
-    known = {shipped.file_name(H200.name).removesuffix(".jsonl")}
+    known = {shipped.file_name(device.name).removesuffix(".jsonl") for device in (H200, H100)}
     assert set(shipped.names()) == known
     for name in known:
         lines = files("registry.shipped").joinpath(f"{name}.jsonl").read_text().splitlines()

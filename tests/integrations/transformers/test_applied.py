@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from registry.errors import RegistryError
 from registry.integrations.transformers import apply
 from registry.integrations.transformers.forwards.linears import LinearGroup, MemberForward
 
@@ -43,6 +44,36 @@ def test_a_training_step_has_the_loss_and_the_gradients_of_the_plain_model(famil
         torch.testing.assert_close(
             other.grad, own.grad, atol=2e-6, rtol=2e-5, msg=lambda told, name=name: f"{name}: {told}"
         )
+
+
+def test_layers_of_one_input_learn_as_one_product_and_alone_where_one_is_frozen() -> None:
+    for frozen in (None, "model.layers.0.self_attn.k_proj.weight"):
+        found = []
+        for model in pair():
+            model.train()
+            if frozen:
+                model.get_parameter(frozen).requires_grad_(False)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(prompt(), labels=prompt(), use_cache=False).loss.backward()
+                optimizer.step()
+            found.append(dict(model.named_parameters()))
+        for name, own in found[0].items():
+            torch.testing.assert_close(
+                found[1][name], own, atol=4e-6, rtol=4e-5, msg=lambda told, at=name: f"{at}: {told}"
+            )
+        gradients = [found[1][f"model.layers.0.mlp.{name}.weight"].grad for name in ("gate_proj", "up_proj")]
+        assert gradients[0].untyped_storage().data_ptr() == gradients[1].untyped_storage().data_ptr()
+
+
+def test_weights_that_change_before_the_backward_are_an_error() -> None:
+    _, applied = pair()
+    loss = applied.train()(prompt(), labels=prompt(), use_cache=False).loss
+    with torch.no_grad():
+        applied.model.layers[0].mlp.up_proj.weight.mul_(2.0)
+    with pytest.raises(RegistryError, match="changed between a forward and its backward"):
+        loss.backward()
 
 
 def test_the_loss_of_half_logits_is_in_float32_and_counts_what_the_trainer_says() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.artifact import Built, Signature, Variant
+from registry.artifact import Artifact, Built, Signature, Variant
 from registry.contracts import SOFTMAX
 from registry.device import Device
 from registry.dispatch.plans.plan import Candidate
@@ -182,3 +182,13 @@ def test_what_waits_when_the_budget_is_spent_is_wanted_no_more_but_for_the_defau
     (waiting,) = search.waiting
     search.learn(right(waiting.candidate, 10.0, "uid"))
     assert search.over
+
+
+def test_what_kernels_take_is_the_most_of_each_resource() -> None:
+    search = a_search(Budget(trials=4))
+    candidate = next(iter(search.plan.defaults()))
+    assert search.findings.resources(candidate) == {}
+    one, other = ({"registers": 40, "spill_bytes": 0}, {"registers": 32, "spill_bytes": 8, "threads": 128})
+    artifacts = tuple(Artifact(Variant("none", "bowl", {}), "", resources=each) for each in (one, other))
+    search.findings.remember(candidate, artifacts)
+    assert search.findings.resources(candidate) == {"registers": 40, "spill_bytes": 8, "threads": 128}

@@ -101,6 +101,12 @@ DIMS: Mapping[str, dict[str, Value]] = {
         for op, reduction, weight in (("cross_entropy", "mean", False), ("cross_entropy_backward", "none", True))
     },
     **{
+        f"fused_linear_cross_entropy{gradient}": {
+            "rows": 5, "cols": 1001, "k": 24, "reduction": reduction, "bias": True, "dtype": "bfloat16",
+        }
+        for gradient, reduction in (("", "mean"), ("_backward", "none"))
+    },
+    **{
         f"attention{gradient}": {
             "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 33, "kv_len": 70, "head_dim": 40, "causal": True,
             "mask": "additive", "softcap": True, "span": 20, "dtype": "bfloat16",

@@ -57,8 +57,8 @@ def test_planners_at_once_add_each_problem_once(url: str) -> None:
 
 
 def test_an_older_file_has_no_queue_until_it_is_upgraded(tmp_path: Path) -> None:
-    path = _restored(FIXTURES / "v3.sql", tmp_path)
-    with pytest.raises(OutdatedSchemaError, match="schema version 3, which has no work queue") as caught:
+    path = _restored(FIXTURES / "v4.sql", tmp_path)
+    with pytest.raises(OutdatedSchemaError, match="schema version 4, which has no work queue") as caught:
         JobQueue.open(path, create=False, migrate=False)
     assert "registry db upgrade" in caught.value.hint
     with JobQueue.open(path) as queue:
@@ -68,7 +68,7 @@ def test_an_older_file_has_no_queue_until_it_is_upgraded(tmp_path: Path) -> None
 
 
 def test_the_queue_of_a_stored_file_is_read(tmp_path: Path) -> None:
-    with JobQueue.open(_restored(FIXTURES / "v4.sql", tmp_path), create=False, migrate=False) as queue:
+    with JobQueue.open(_restored(FIXTURES / "v5.sql", tmp_path), create=False, migrate=False) as queue:
         (counts,) = queue.status().jobs
         assert (counts.device, counts.done, queue.status().open) == ("H200", 1, 0)
         assert queue.calibrations("H200") == {"GPU-1": {"copy": 10.0}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ....api import call
+from ....nn.expert_rows import ExpertRows
 from ..swapping import Swapped, swap
 from .activations import ActivationKind, activation_kind, gated
 
@@ -23,17 +24,10 @@ class ExpertsForward(Swapped):
         if hidden_states.dtype is not gate_up.dtype or torch.is_autocast_enabled(hidden_states.device.type):
             plain: torch.Tensor = super().forward(hidden_states, top_k_index, top_k_weights)
             return plain
-        tokens, top_k = top_k_index.shape
-        expert, order = torch.sort(top_k_index.reshape(-1), stable=True)
-        edges = torch.arange(len(gate_up) + 1, device=expert.device, dtype=expert.dtype)
-        offsets = torch.searchsorted(expert, edges)
-        rows = hidden_states.index_select(0, order // top_k)
-        inner = gated(call("grouped_gemm", rows, gate_up, offsets), self.registry_kind)
-        y = call("grouped_gemm", inner, down, offsets)
-        # back in the tokens' order: a sum over neighbours is deterministic, as adding by index is not
-        y = y.index_select(0, torch.argsort(order)).view(tokens, top_k, -1) * top_k_weights.unsqueeze(-1)
-        summed: torch.Tensor = y.sum(1).to(hidden_states.dtype)
-        return summed
+        rows = ExpertRows.of(top_k_index, len(gate_up))
+        inner = gated(call("grouped_gemm", rows.gathered(hidden_states), gate_up, rows.offsets), self.registry_kind)
+        y: torch.Tensor = call("grouped_gemm", inner, down, rows.offsets)
+        return rows.summed(y, top_k_weights, hidden_states.dtype)
 
 
 def replace_experts(module: torch.nn.Module) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
+from ....errors import RegistryError
 from ....nn import PackedLinear
 from ....packed import PackedWeight
 from ....tracing import constant_while_tracing
@@ -117,9 +118,16 @@ class LinearGroup:
             return packed if self._bias is None else packed + self._bias
         if torch.is_autocast_enabled(x.device.type):
             return None
-        if torch.is_grad_enabled() and any(_main(layer).requires_grad for layer in self.layers):
-            return None
-        dense: torch.Tensor = call("linear", x, weight, self._bias)
+        bias = self._bias
+        if torch.is_grad_enabled():
+            held = [part for layer in self.layers for part in _held(layer) if part is not None]
+            learnt = [part for part in held if part.requires_grad]
+            if learnt and len(learnt) < len(held):
+                return None
+            if learnt:
+                weight = _of_parts(weight, [_main(layer) for layer in self.layers])
+                bias = None if bias is None else _of_parts(bias, [layer.bias for layer in self.layers])
+        dense: torch.Tensor = call("linear", x, weight, bias)
         return dense
 
     def part(self, x: torch.Tensor, place: int) -> torch.Tensor | None:
@@ -182,6 +190,32 @@ class LinearGroup:
             if part is not was or (part is not None and part.data_ptr() != begin):
                 return False
         return True
+
+
+class _Joined(torch.autograd.Function):
+    """A joint tensor as a function of the parameters that are views of its rows; their gradients are views, too."""
+
+    @staticmethod
+    def forward(ctx: Any, joint: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
+        ctx.sizes = [len(part) for part in parts]
+        # the joint tensor's own version does not count what is written to its parts
+        ctx.parts = [] if is_dynamo_compiling() else [(part, part._version) for part in parts]
+        return joint.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if any(part._version != version for part, version in ctx.parts):
+            raise RegistryError(
+                "apply: weights of a joint linear layer were changed between a forward and its backward",
+                hint="call backward() before the optimizer's step",
+            )
+        return None, *gradient.split(ctx.sizes)
+
+
+def _of_parts(joint: torch.Tensor, parts: Sequence[Any]) -> torch.Tensor:
+    """A joint tensor whose gradient is that of its parts."""
+    made: torch.Tensor = _Joined.apply(joint, *parts)
+    return made
 
 
 _GROUPS: WeakValueDictionary[int, LinearGroup] = WeakValueDictionary()

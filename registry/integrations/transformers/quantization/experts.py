@@ -44,7 +44,8 @@ def rounded(weights: torch.Tensor, config: RegistryConfig) -> PackedExperts:
 def put_experts(model: torch.nn.Module, name: str, gate_up: PackedExperts, down: PackedExperts) -> None:
     """Replace the experts ``name`` by packed ones."""
     plain = model.get_submodule(name)
-    packed = PackedExpertsMlp(gate_up, down, _activation(plain)).train(plain.training)
+    act: Any = plain.act_fn
+    packed = PackedExpertsMlp(gate_up, down, act).train(plain.training)
     # hidden from torch: what is needed to make the plain module again
     packed.__dict__["plain"] = plain.to("meta")
     packed._is_hf_initialized = True  # type: ignore[assignment]
@@ -111,14 +112,11 @@ def _computes_so(module: torch.nn.Module) -> bool:
         except Exception:  # a forward of other arguments or shapes
             return False
         gate, up = torch.einsum("enh,th->ten", gate_up, x).chunk(2, -1)
-        each = torch.einsum("ehi,tei->teh", down, _activation(module)(gate) * up)
+        act: Any = module.act_fn
+        each = torch.einsum("ehi,tei->teh", down, act(gate) * up)
         chosen = each.gather(1, index.unsqueeze(-1).expand(-1, -1, width))
         expected = (chosen * weights.unsqueeze(-1)).sum(1)
     return isinstance(found, torch.Tensor) and found.shape == x.shape and torch.allclose(found, expected, 1e-4, 1e-4)
-
-
-def _activation(module: torch.nn.Module) -> Any:
-    return module.act_fn
 
 
 def _empty(like: torch.Tensor, group_size: int, zeros: str) -> PackedExperts:

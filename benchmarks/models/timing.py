@@ -1,0 +1,46 @@
+"""Times of steps in which several ways take turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+ROUNDS = 7
+
+Step = Callable[[], Any]
+
+
+def milliseconds(steps: Mapping[str, Step], rewinds: Mapping[str, Step], count: int) -> dict[str, list[float]]:
+    """Milliseconds of the host for a step by way, a value for each round of ``count`` steps; the ways take turns.
+
+    rewinds  by way what is run before its round, outside of the time
+    """
+    times: dict[str, list[float]] = {way: [] for way in steps}
+    for turn in range(ROUNDS if steps else 0):
+        names = [*steps][turn % len(steps) :] + [*steps][: turn % len(steps)]
+        for way in names:
+            rewinds[way]()
+            wait()
+            began = time.perf_counter()
+            for _ in range(count):
+                steps[way]()
+            wait()
+            times[way].append((time.perf_counter() - began) / count * 1e3)
+    return times
+
+
+def ratio(times: Sequence[float], plain: Sequence[float] | None) -> float | None:
+    """The median over rounds of a way's time by the plain way's; None if that has no times."""
+    if not plain:
+        return None
+    return statistics.median(one / other for one, other in zip(times, plain, strict=True))
+
+
+def wait() -> None:
+    """Wait for the GPU, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,1 @@
+"""Pages that commands write: the file, and facts that no database holds."""

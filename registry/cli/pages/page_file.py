@@ -1,0 +1,45 @@
+"""The file of a page: written whole, and never in the place of a file that is no page of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...errors import RegistryError
+from ...paths import write_whole
+
+_HEAD_BYTES = 2048
+
+
+def check_out(path: Path, *, force: bool) -> None:
+    """Raises RegistryError for an output file that must not, or cannot, be replaced; called before any work."""
+    if path.is_dir():
+        raise RegistryError(f"--out {path}: a folder", hint=f"name the file, e.g. {path / 'report.html'}")
+    if not path.resolve().parent.is_dir():
+        raise RegistryError(f"--out {path}: no such folder", hint=f"make {path.parent} first")
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise RegistryError(f"--out {path}: not a regular file", hint="use --out - for stdout")
+    if not force and not _is_report(path):
+        raise RegistryError(
+            f"--out {path}: there is a file that is not a report", hint="choose another name, or replace it by --force"
+        )
+
+
+def _is_report(path: Path) -> bool:
+    from ...report.page import GENERATOR
+
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(_HEAD_BYTES)
+    except OSError as fault:
+        raise RegistryError(f"--out {path}: {fault.strerror}", hint="expected a file that can be written") from None
+    return not head or f'name="generator" content="{GENERATOR}"'.encode() in head
+
+
+def write(page: str, path: Path) -> None:
+    """Writes the file completely or not at all, so that a reader of an existing report never sees half of one."""
+    try:
+        write_whole(path.resolve(), page.encode())
+    except OSError as fault:
+        raise RegistryError(f"--out {path}: {fault.strerror}", hint="expected a file that can be written") from None

@@ -1,0 +1,38 @@
+"""Where a process reads its winners: the release that it is pinned to, a site's copy, or a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .pinning import is_server, pinned, place_of
+from .site_copies import site_copy, told_age
+
+
+@dataclass(frozen=True)
+class WinnersPlace:
+    """A database of winners that is read. ``shown``: how it is told, "" as itself. ``release``: its id, "" if none."""
+
+    database: str | None
+    shown: str = ""
+    release: str = ""
+
+
+def winners_place(database: str | None, *, anew: bool = False) -> WinnersPlace:
+    """The place of winners for a process whose tuning database is ``database`` (None: the default place).
+
+    A site's copy is made ``anew`` if that is asked for. Raises ReleaseError for a pinned release that is not found,
+    TuningDBError for a site's database that cannot be read while there is no copy of it.
+    """
+    release = pinned(database)
+    if release is not None:
+        return WinnersPlace(str(release.path), str(release), release.id)
+    if is_server(database):
+        path = site_copy(database, anew=anew)
+        return WinnersPlace(str(path), f"{_host(place_of(database))} ({told_age(path)})")
+    return WinnersPlace(database)
+
+
+def _host(url: str) -> str:
+    """The server and the name of a URL, without user and password."""
+    kind, _, rest = url.partition("://")
+    return f"{kind}://{rest.rpartition('@')[2].partition('?')[0]}"

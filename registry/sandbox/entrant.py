@@ -1,0 +1,97 @@
+"""An implementation that is going to run in a sandbox: its name, and the files that it is made of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..device import Device
+from ..space import Config
+from ..tuner.measure import nvml
+from .bubblewrap import SandboxView
+from .limits import SandboxLimits
+from .mounts import gpu_nodes, interpreter_paths, package_paths, read_only, system_mounts
+
+_PLUGIN = "/sandbox/plugin.py"
+_PASSED_ON = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "OMP_NUM_THREADS", "TORCHINDUCTOR_VEC_ISA_OK", "CXX", "CC")
+"""Variables of this process that say where compilers and libraries are, and how they run."""
+
+
+@dataclass(frozen=True)
+class SandboxedEntrant:
+    """An implementation by name, of an installed plugin or of a plugin file.
+
+    plugin      the file's path on this machine, None if it is installed
+    allowed     names of the installed plugins that are loaded with it
+    files       what the plugin file refers to, shown read-only at the same places
+    search      folders that Python also looks for modules in
+    packages    packages of the installed plugin
+    config      None: the implementation's default
+    """
+
+    op: str
+    name: str
+    plugin: Path | None = None
+    allowed: Sequence[str] = ()
+    files: Sequence[Path] = ()
+    search: Sequence[Path] = ()
+    packages: Sequence[str] = ()
+    config: Config | None = None
+
+    def view(self, device: Device, limits: SandboxLimits) -> SandboxView:
+        """What its sandbox sees."""
+        is_gpu = device.type == "cuda"
+        shown = system_mounts(is_gpu=is_gpu)
+        homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+        there = [each for each in homes if each.is_dir()]
+        shown += read_only([*interpreter_paths(), *package_paths(self.packages), *there, *self.files])
+        if self.plugin is not None:
+            shown += ["--ro-bind", str(self.plugin), _PLUGIN]
+        devices = gpu_nodes(_node_of(device)) if is_gpu else []
+        return SandboxView(shown, devices, limits.temporary_bytes)
+
+    def environment(self, device: Device) -> dict[str, str]:
+        """The variables that its process finds, and no others."""
+        folders = dict.fromkeys([*(str(each.parent) for each in package_paths(self.packages)), *map(str, self.search)])
+        found = {
+            "PATH": "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin",
+            "HOME": "/tmp/home",
+            "TMPDIR": "/tmp",
+            "USER": "sandbox",
+            "LOGNAME": "sandbox",
+            "LANG": "C.UTF-8",
+            "PYTHONPATH": os.pathsep.join(folders),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "KERNEL_REGISTRY_CACHE": "/tmp/cache",
+            "KERNEL_REGISTRY_DB": "/tmp/tuning.db",
+            "KERNEL_REGISTRY_SHIPPED": "0",
+            "KERNEL_REGISTRY_PLUGINS": ",".join(self.allowed) or "none",
+            "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor",
+            "TRITON_CACHE_DIR": "/tmp/triton",
+            "CUDA_CACHE_PATH": "/tmp/cuda",
+        }
+        found |= {name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)}
+        if device.type == "cuda":
+            found["CUDA_VISIBLE_DEVICES"] = _visible_as(device)
+        return found
+
+    @property
+    def plugin_inside(self) -> str:
+        """The path of the plugin file in the sandbox, "" without one."""
+        return _PLUGIN if self.plugin is not None else ""
+
+
+def _node_of(device: Device) -> int | None:
+    """The number of a GPU's device node, None where the driver does not tell it."""
+    gpu = nvml.gpu_of(device)
+    return None if gpu is None or device.mig else gpu.node_number()
+
+
+def _visible_as(device: Device) -> str:
+    """The GPU, as ``CUDA_VISIBLE_DEVICES`` names it, so that a sandbox finds it as its only one."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if device.mig and device.index < len(given) and given[device.index]:
+        return given[device.index].strip()
+    return f"GPU-{nvml.identity_of(device)}"

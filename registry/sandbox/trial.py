@@ -1,0 +1,174 @@
+"""One entrant on one problem: verified and timed as in a tuning run, while its code runs in a sandbox."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from ..artifact import Built
+from ..device import Device
+from ..dispatch.plans.plan import Candidate, Plan, build
+from ..implementation import Implementation, Run
+from ..problem import Problem
+from ..space import Config
+from ..tuner.jobs import Outcome
+from ..tuner.measure.clocks import Clocks
+from ..tuner.measure.protocol import TimingProtocol
+from ..tuner.measure.rotation import Rotation
+from ..tuner.measure.samplers import Sample, Sampler, copies_of
+from ..tuner.measure.sampling import copies_in_time
+from ..tuner.measure.series import measure
+from ..tuner.verify.session import Session
+from ..tuner.verify.timed import TimedPlan
+from ..tuner.verify.verdicts import WrongError
+from ..tuner.verify.verify import verify, verify_timed
+from .entrant import SandboxedEntrant
+from .limits import SandboxLimits
+from .program import EntrantError
+from .subject import SandboxedSubject
+
+_HOST_BYTES = 64 << 20
+_GPU_BYTES = 4 << 30
+"""Bytes that all slots may take: a request over them lasts a hundred times as long as asking for it."""
+_GPU_SHARE = 0.08
+_MOST_SLOTS = 512
+_LOOK = 2
+
+
+def sandboxed_protocol(device: Device, limit_us: float) -> TimingProtocol:
+    """The protocol of samples that are requests: one call on each of many slots, by the host's clock."""
+    usual = TimingProtocol.of(device)
+    return replace(
+        usual, clock="request", max_copies=_MOST_SLOTS, flush=False, turn_us=50_000.0, min_samples=6, max_samples=24,
+        limit_us=limit_us,
+    )  # fmt: skip
+
+
+class SandboxedSession(Session):
+    """A session whose copies are as many as make a request long; all its tensors are private."""
+
+    @cached_property
+    def rotation(self) -> Rotation:
+        values = self.values(self.timed_kind)
+        room = _HOST_BYTES if self.device.type != "cuda" else min(_GPU_BYTES, _GPU_SHARE * self.device.memory_bytes)
+        count = max(2, copies_of(self.working_set, self.protocol), int(room / max(self.working_set, 1)))
+        rotation = Rotation(values, min(_MOST_SLOTS, count))
+        rotation.show(self.timed_kind, values)
+        return rotation
+
+
+class SandboxedImplementation(Implementation):
+    """An implementation whose runs are requests to a sandbox."""
+
+    capturable = False
+
+    def __init__(self, subject: SandboxedSubject, entrant: SandboxedEntrant, device: Device) -> None:
+        vars(self).update(op=entrant.op, name=entrant.name, device_types=frozenset({device.type}))
+        self.deterministic = subject.deterministic
+        self.subject = subject
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        return self.subject.run
+
+
+class SandboxedTimedPlan(TimedPlan):
+    """A timed plan that changes no weights of an entrant that prepares them."""
+
+    def _places(self) -> tuple[int, ...]:
+        implementation, session = self._plan.candidate.implementation, self._session
+        assert isinstance(implementation, SandboxedImplementation)
+        kept = session.op.weights if implementation.subject.prepares else frozenset()
+        return tuple(place for place in session.unmutated if session.op.parsed.names[place] not in kept)
+
+
+class RequestSampler(Sampler):
+    """Samples of requests: one call on each copy, timed by this process from when the sandbox may begin."""
+
+    how = "request"
+
+    def __init__(self, subject: SandboxedSubject, timed: TimedPlan, session: Session) -> None:
+        self._subject = subject
+        self._timed = timed
+        self._copies = session.rotation.copies
+        # the first call on a copy also finds its pages for the first time
+        self._request(_LOOK)
+        self.launch_us = max(self._request(_LOOK) / _LOOK, 0.1)
+        self.copies = copies_in_time(len(self._copies), self.launch_us, session.protocol)
+        timed.keep(self.copies)
+        self.between = timed.between
+
+    def _request(self, count: int) -> float:
+        return self._subject.timed(0, self._copies[:count], self._timed.outputs[:count])
+
+    def take(self, count: int) -> list[Sample]:
+        return [self._sample() for _ in range(count)]
+
+    def _sample(self) -> Sample:
+        self.between(range(self.copies))
+        self.between.ready()
+        us = self._request(self.copies)
+        self.between.look()
+        return Sample(us / self.copies)
+
+    def replay(self) -> None:
+        self._request(self.copies)
+
+
+@dataclass(frozen=True)
+class SandboxedTrial:
+    """The outcome of an entrant, and what its times hold beside its own work.
+
+    request_us    of a request to do nothing, within each sample
+    calls         of the implementation in a sample
+    limited_by    what limits its memory, see ``SandboxedProgram.limited_by``
+    """
+
+    outcome: Outcome
+    request_us: float = 0.0
+    calls: int = 0
+    limited_by: str = ""
+
+
+@torch.no_grad()
+def trial(entrant: SandboxedEntrant, session: Session, limits: SandboxLimits, *, judged: bool = True) -> SandboxedTrial:
+    """Verify an entrant, time it, verify what was timed; without ``judged`` time it only, while samples are judged.
+
+    Raises SandboxError where there is no sandbox on this machine; all faults of the entrant are its outcome.
+    """
+    began = time.perf_counter()
+    subject = SandboxedSubject(entrant, session.op, session.problem, session.device, limits)
+    try:
+        found = _tried(subject, entrant, session, judged=judged)
+    except (EntrantError, WrongError) as fault:
+        found = SandboxedTrial(Outcome(fault.status, fault.message))
+    finally:
+        subject.close()
+    return replace(found, outcome=replace(found.outcome, seconds=time.perf_counter() - began))
+
+
+def _tried(subject: SandboxedSubject, entrant: SandboxedEntrant, session: Session, *, judged: bool) -> SandboxedTrial:
+    values = session.values(session.timed_kind)
+    outputs = session.op.output_specs(session.arguments, session.device.torch)
+    subject.load(values, [*outputs.values()], len(session.rotation.copies))
+    plan = _plan(subject, entrant, session)
+    if judged:
+        verify(plan, session)
+    timed = SandboxedTimedPlan(plan, session)
+    sampler = RequestSampler(subject, timed, session)
+    clocks = Clocks.of(session.device)
+    clocks.warm()
+    outcome = measure(sampler, session.protocol, None, clocks)
+    if judged:
+        verify_timed(timed, sampler, session)
+    else:
+        timed.between.settle()
+    timed.between.check_kept()
+    return SandboxedTrial(outcome, subject.request_us(), sampler.copies, subject.program.limited_by)
+
+
+def _plan(subject: SandboxedSubject, entrant: SandboxedEntrant, session: Session) -> Plan:
+    candidate = Candidate(SandboxedImplementation(subject, entrant, session.device), {})
+    return build(session.op, candidate, session.problem, session.arguments, session.device)

@@ -1,0 +1,140 @@
+"""Submissions behind bubblewrap on a GPU: memory shared by file descriptors, and what a stopped process may leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from registry.device import Device
+from registry.sandbox import shared_memory
+from registry.sandbox.trial import SandboxedSession
+from tests.sandbox.sandboxing import GOOD, needs_bubblewrap, reason, session_of, tried
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+pytestmark = needs_bubblewrap
+
+# the end of a request waits for the device; these wait for one stream alone
+UNWAITED = """
+import torch
+
+def waits_for_one_stream(device=None):
+    torch.cuda.current_stream().synchronize()
+
+torch.cuda.synchronize = waits_for_one_stream
+side = torch.cuda.Stream()
+"""
+LATE = (
+    UNWAITED
+    + """
+def square(x):
+    y = torch.zeros_like(x)
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)
+        torch.mul(x, x, out=y)
+    return y
+"""
+)
+LASTING = (
+    UNWAITED
+    + """
+started = []
+
+def square(x):
+    if not started:
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(1 << 42)
+        started.append(True)
+    return x * x
+"""
+)
+MEMORY = """
+import torch
+held = []
+
+def square(x):
+    if not held:
+        held.append(torch.ones(6 << 30, dtype=torch.uint8, device=x.device))
+    return x * x
+"""
+NODES = """
+import os
+
+def square(x):
+    import torch
+    nodes = [name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()]
+    if len(nodes) != 1 or torch.cuda.device_count() != 1:
+        raise RuntimeError(f"it sees {nodes}")
+    return x * x
+"""
+
+
+@pytest.fixture(scope="module")
+def session() -> SandboxedSession:
+    return session_of(Device.of("cuda"), n=1 << 20, limit_us=1_000_000.0)
+
+
+def test_memory_of_a_gpu_is_shared_by_its_descriptor() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    one = shared_memory.made(5 << 20, device)
+    one.bytes.copy_(torch.arange(5 << 20, device=device).to(torch.uint8))
+    assert one.bytes.data_ptr() % 512 == 0
+    assert int(one.bytes[:1024].long().sum()) == 4 * sum(range(256))
+    one.close()
+
+
+def test_an_honest_submission_is_right_and_timed(tmp_path: Path, session: SandboxedSession) -> None:
+    found = tried(GOOD, tmp_path, session)
+    assert (found.outcome.status, found.outcome.message) == ("ok", "")
+    assert found.calls > 8
+    assert found.outcome.samples
+
+
+def test_a_kernel_that_ends_after_the_answer_is_wrong(tmp_path: Path, session: SandboxedSession) -> None:
+    status, message = reason(LATE, tmp_path, session)
+    assert status == "wrong_result", message
+    assert "expected" in message
+
+
+def test_a_kernel_that_runs_while_inputs_are_written_is_found(tmp_path: Path, session: SandboxedSession) -> None:
+    assert reason(LASTING, tmp_path, session) == (
+        "error", "a kernel of it runs on the GPU while its processes are stopped"
+    )  # fmt: skip
+
+
+def test_who_takes_the_gpus_memory_is_refused_and_it_is_free_again(tmp_path: Path, session: SandboxedSession) -> None:
+    from registry.sandbox.limits import SandboxLimits
+
+    free, _ = torch.cuda.mem_get_info()
+    status, message = reason(MEMORY, tmp_path, session, SandboxLimits(gpu_bytes=4 << 30))
+    assert status == "out_of_memory"
+    assert "it holds" in message
+    now, _ = torch.cuda.mem_get_info()
+    assert free - now < 2 << 30
+
+
+def test_only_one_gpu_is_there(tmp_path: Path, session: SandboxedSession) -> None:
+    assert reason(NODES, tmp_path, session)[0] == "ok"
+
+
+def test_a_submission_in_triton_compiles_in_its_own_cache(tmp_path: Path, session: SandboxedSession) -> None:
+    text = """
+import torch, triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + place, place < n)
+    tl.store(y + place, value * value, place < n)
+
+def square(x):
+    y = torch.empty_like(x)
+    kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
+    return y
+"""
+    found = tried(text, tmp_path, session)
+    assert (found.outcome.status, found.outcome.message) == ("ok", "")
