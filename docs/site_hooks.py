@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-SHIPPED = ROOT / "registry" / "shipped" / "nvidia-h200.jsonl"
-REPORT = "report-h200.html"
+SHIPPED = ROOT / "registry" / "shipped"
+REPORT = "report-shipped.html"
 RESULTS, REFERENCE = "results-h200.md", "reference.md"
 WITHOUT_REPORT = "SITE_WITHOUT_REPORT"
 """The environment variable by which a build leaves the report out, which takes most of its time."""
@@ -35,6 +35,7 @@ _ENTRY = re.compile(r"^::: (\S+)$", re.MULTILINE)
 _FIELD = re.compile(r"([\w*.]+(?:, [\w*.]+)*) {2,}(\S.*)")
 _ROLE = re.compile(r":\w+:`([^`]+)`")
 _QUOTED = re.compile(r"(: |-> )'([^']*)'")
+_H200 = re.compile(r'<a href="#(s\d+)">([a-z0-9_]+)</a></td>\s*<td class="quiet">NVIDIA H200')
 _LONGEST = 100
 _OP = re.compile(r"^\*\*([a-z0-9_]+)\*\*$", re.MULTILINE)
 
@@ -76,14 +77,15 @@ def with_outer_links(markdown: str, page: str, repository: str) -> str:
 
 def with_charts(markdown: str) -> str:
     """The page of results with links to the charts, at its beginning and below the heading of each op."""
-    anchors = {op: anchor for anchor, op in re.findall(r'<a href="#(s\d+)">([a-z0-9_]+)</a>', report())}
+    anchors = {op: anchor for anchor, op in _H200.findall(report())}
 
     def charted(heading: re.Match[str]) -> str:
         anchor = anchors.get(heading[1])
         return f"{heading[0]}\n\n[Leaderboard and charts]({REPORT}#{anchor})" if anchor else heading[0]
 
     title, rest = markdown.split("\n", 1)
-    led = f"{title}\n\n[All leaderboards, rooflines and pages of kernels]({REPORT}){{ .md-button }}\n{rest}"
+    button = f"[Leaderboards, rooflines and pages of kernels]({REPORT}){{ .md-button }}"
+    led = f"{title}\n\n{button}\n\nThe report also has the other GPUs with winners in the package.\n{rest}"
     return _OP.sub(charted, led)
 
 
@@ -169,7 +171,8 @@ def report() -> str:
     from registry.report.page import render
     from tuning_db import Store
 
-    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "h200.db") as store:
-        with SHIPPED.open(encoding="utf-8") as stream:
-            store.load(stream)
+    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "shipped.db") as store:
+        for path in sorted(SHIPPED.glob("*.jsonl")):
+            with path.open(encoding="utf-8") as stream:
+                store.load(stream)
         return render(read(store, counted=counted_work), version=__version__, created=datetime.now(UTC))

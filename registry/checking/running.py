@@ -6,6 +6,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ..tuner.processes import spawning
 from ..tuner.processes.process import Child
 from . import sanitizer
 from .outcomes import CheckOutcome, PluginCheck
+from .sandboxed import found_in_sandbox, require_sandbox
 from .steps import UNKNOWN, CheckFinding
 from .target import distribution_in, is_file
 
@@ -39,7 +41,7 @@ class CheckRequest:
     """What to check. ``target``: a .py file, or an installed plugin, its package, its distribution or that's folder.
 
     ``dims`` is the one problem on which numbers are checked and for which kernels are compiled; without it, the op's
-    examples.
+    examples. ``sandbox``: each check runs behind bubblewrap.
     """
 
     target: str
@@ -47,18 +49,22 @@ class CheckRequest:
     database: str | None = None
     limit_s: float = LIMIT_S
     dims: Mapping[str, Value] | None = None
+    sandbox: bool = False
 
 
 def check_plugin(request: CheckRequest, tell: Tell = lambda _: None) -> PluginCheck:
     """Check a plugin; ``tell`` is called with each outcome as it comes.
 
-    Raises RegistryError for a target that does not exist or is not installed, DeviceError for an unknown architecture.
+    Raises RegistryError for a target that does not exist or is not installed, DeviceError for an unknown architecture,
+    SandboxError where there is no sandbox on this machine.
     """
     _require(request.target)
+    if request.sandbox:
+        require_sandbox(request.target)
     for architecture in request.architectures:
         Device.without_hardware(architecture)
     outcomes: list[CheckOutcome] = []
-    with spawning.kept(*_WARM):
+    with nullcontext() if request.sandbox else spawning.kept(*_WARM):
         for outcome in _outcomes(request):
             if told := outcome.details.get(UNKNOWN):
                 raise RegistryError(told[0], hint=told[1])
@@ -131,6 +137,9 @@ def _on_gpu(one: Mapping[str, Any], where: Mapping[str, Any], request: CheckRequ
     yield _made("capture", subject, asked, request)
     yield _made("two streams", subject, asked, request)
     for tool in sanitizer.TOOLS:
+        if request.sandbox:
+            yield CheckOutcome(tool, subject, "skipped", "the sanitizer traces a process, which no sandbox allows")
+            continue
         started = time.perf_counter()
         found = sanitizer.sanitized(tool, asked)
         yield _outcome(tool, subject, found, time.perf_counter() - started)
@@ -147,6 +156,9 @@ def _made(
     started = time.perf_counter()
     # a caller's own interpreter would have kernels compiled for no GPU
     extra = {_INTERPRET: "0", **(variables or {})} if _INTERPRET in os.environ else variables
+    if request.sandbox:
+        inside = found_in_sandbox(request.target, name, arguments, extra or {}, request.limit_s)
+        return _outcome(name, subject, inside, time.perf_counter() - started)
     child = Child("registry.checking.child", (), extra, fresh=_INTERPRET in (extra or {}))
     try:
         child.send({"name": name, "arguments": dict(arguments)})

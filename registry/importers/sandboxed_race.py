@@ -147,7 +147,7 @@ class SandboxedRace:
         return entries, out
 
     def _foreign(self, name: str, kernels: Sequence[ForeignKernel], folder: Path) -> SandboxedEntrant:
-        plugin = folder / f"{name}.py"
+        plugin = folder / f"{name.replace('.', '_')}.py"
         plugin.write_text(plugin_text(self._op.name, self._problem, kernels))
         others = {Path(one.path) for one in self._submissions if one not in kernels}
         files = [*map(files_of, kernels)]

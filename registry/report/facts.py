@@ -63,7 +63,7 @@ class ProblemFacts:
         tried: Sequence[Best] = self.search.fastest.get(implementation, ())
         return next((one.resources for one in tried if one.config == config), {})
 
-    @property
+    @cached_property
     def baselines(self) -> Mapping[str, float]:
         """Implementation -> its time over the winner's, without ratios (of an import) that are not positive."""
         found = self.decision.baselines if self.decision is not None else {}

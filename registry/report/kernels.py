@@ -158,11 +158,10 @@ def _settings(name: str, problems: Iterable[ProblemFacts]) -> list[SettingFigure
     ratios: dict[tuple[str, Any], list[float]] = defaultdict(list)
     for facts in problems:
         best = facts.search.best.get(name)
-        for (of, parameter, value), one in facts.search.settings.items():
-            if of == name:
-                tried[parameter, value].append(one)
-                if best is not None and one.us < math.inf:
-                    ratios[parameter, value].append(one.us / best.us)
+        for place, one in facts.search.settings.get(name, {}).items():
+            tried[place].append(one)
+            if best is not None and one.us < math.inf:
+                ratios[place].append(one.us / best.us)
     values = Counter(parameter for parameter, _ in tried)
     found = [
         SettingFigures(

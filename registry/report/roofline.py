@@ -58,9 +58,9 @@ def roofline(section: Section) -> Chart | None:
 
 
 def _chart(section: Section, axes: _Axes, points: Sequence[_Point]) -> Chart:
-    roofs = list(_roofs(section, axes, points))
-    across = LogScale.around([point.x for point in points], LEFT + 16, WIDTH - RIGHT - 16, margin=1.3)
     rates = [_rate(axes, point, one.us) for point in points for one in point.facts.timed.values()]
+    roofs = list(_roofs(section, axes, points, max(rates)))
+    across = LogScale.around([point.x for point in points], LEFT + 16, WIDTH - RIGHT - 16, margin=1.3)
     flats = [roof.flat for roof, _, _ in roofs if roof.flat < math.inf]
     up = LogScale.around([*rates, *flats, *(roof.at(across.low) for roof, _, _ in roofs)], HEIGHT - BOTTOM, TOP)
     lines = [Line(series, _path(roof, across, up)) for roof, series, _ in roofs]
@@ -87,11 +87,15 @@ class _RoofLine(NamedTuple):
         return min(self.slope * x, self.flat) if self.slope else self.flat
 
 
-def _roofs(section: Section, axes: _Axes, points: Sequence[_Point]) -> Iterable[tuple[_RoofLine, str, str]]:
+def _roofs(
+    section: Section, axes: _Axes, points: Sequence[_Point], fastest: float
+) -> Iterable[tuple[_RoofLine, str, str]]:
     """(roof, series, caption) of the device's peaks and of its copies, of those that are known."""
     peak = section.roof or Roof(0.0, 0.0)
     copies = [point.work.bytes / floor for point in points if (floor := point.facts.floor_us) is not None]
     flop = max((peak.flop_at(point.facts.problem.dims.get("dtype")) for point in points), default=0.0)
+    if axes is _COMPUTE and 0 < flop < fastest:  # operands of 8 bits, whatever the dtype of the result
+        flop = peak.flop_per_us
     if section.regime == "cold" and peak.bytes_per_us:
         told = f"peak {si(peak.bytes_per_us * _PER_SECOND)}B/s"
         told += f", {si(flop * _PER_SECOND)}FLOP/s" if flop and axes is _COMPUTE else ""

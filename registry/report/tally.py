@@ -47,8 +47,8 @@ class ValueFigures:
     us: float = math.inf
 
 
-ParameterValue = tuple[str, str, Any]
-"""An implementation, a parameter of it, and one value of the parameter."""
+ParameterValue = tuple[str, Any]
+"""A parameter of an implementation, and one value of it."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Tally:
 
     ``fastest`` are each implementation's right trials, one a configuration, fastest first, at most ``FASTEST``.
     ``steps`` are (number of the trial from 1, µs) wherever the best so far improved. ``outcomes`` counts by
-    (implementation, status or ``GIVEN_UP``), ``failures`` by (implementation, status, message), ``settings`` by the
-    value of a parameter. ``sources`` are (implementation, fingerprint) of the candidates.
+    (implementation, status or ``GIVEN_UP``), ``failures`` by (implementation, status, message), ``settings`` by
+    implementation and the value of a parameter. ``sources`` are (implementation, fingerprint) of the candidates.
     """
 
     trials: int = 0
@@ -66,7 +66,7 @@ class Tally:
     steps: Sequence[tuple[int, float]] = ()
     outcomes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     failures: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
-    settings: Mapping[ParameterValue, ValueFigures] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[ParameterValue, ValueFigures]] = field(default_factory=dict)
     sources: Collection[tuple[str, str]] = frozenset()
 
     @property
@@ -82,14 +82,14 @@ def tally(attempts: Iterable[TrialFigures]) -> Tally:
     steps: list[tuple[int, float]] = []
     outcomes: Counter[tuple[str, str]] = Counter()
     failures: Counter[tuple[str, str, str]] = Counter()
-    settings: dict[ParameterValue, ValueFigures] = {}
+    settings: dict[str, dict[ParameterValue, ValueFigures]] = {}
     sources: set[tuple[str, str]] = set()
     for number, (candidate, status, censored, us, message, resources) in enumerate(attempts, 1):
         name = candidate.implementation
         sources.add((name, candidate.fingerprint))
         outcomes[name, status if status != "ok" or not censored else GIVEN_UP] += 1
         timed = status == "ok" and us is not None and not censored and 0 < us < math.inf
-        _count(settings, candidate, status == "ok", us if timed and us else math.inf)
+        _count(settings.setdefault(name, {}), candidate, status == "ok", us if timed and us else math.inf)
         if status != "ok":
             failures[name, status, _first_line(message)] += 1
         elif timed and us is not None:
@@ -122,7 +122,7 @@ class _FastestTrials:
 def _count(settings: dict[ParameterValue, ValueFigures], candidate: CandidateKey, right: bool, us: float) -> None:
     for parameter, value in candidate.config.items():
         # a value of an import may be a list, which is no key
-        place = candidate.implementation, parameter, value if value.__hash__ else repr(value)
+        place = parameter, value if value.__hash__ else repr(value)
         tried = settings.get(place)
         if tried is None:
             tried = settings[place] = ValueFigures()

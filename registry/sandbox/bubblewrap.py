@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..errors import SandboxError
+from .system_calls import filter_program
 
 _INSTALL = "install it: apt-get install bubblewrap, dnf install bubblewrap, or pacman -S bubblewrap"
 _ALLOW = (
@@ -17,14 +18,18 @@ _ALLOW = (
     " kernel.apparmor_restrict_unprivileged_userns = 0; a container has to allow them, and a /proc of their own:"
     " docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
 )
+_NEWER = "bubblewrap 0.5 has all that is needed on x86-64 and arm64, 0.8 elsewhere"
 _PROBE_S = 20.0
 
 _APART = (
     "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
     "--uid", "65534", "--gid", "65534", "--hostname", "sandbox",
-    "--cap-drop", "ALL", "--disable-userns", "--new-session", "--die-with-parent",
+    "--cap-drop", "ALL", "--new-session", "--die-with-parent",
 )  # fmt: skip
-"""Namespaces of its own, no capability, no further namespace, no terminal; and it ends with its parent."""
+"""Namespaces of its own, no capability, no terminal; and it ends with its parent."""
+
+_NO_FURTHER = "--disable-userns"
+"""An option of bubblewrap 0.8, for what the filter of system calls refuses, too."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,26 @@ def bubblewrap() -> str:
     if program is None:
         raise SandboxError("--sandbox: bubblewrap (bwrap) is not installed", hint=_INSTALL)
     if fault := _fault_of(program):
-        raise SandboxError(f"--sandbox: bubblewrap cannot start anything here: {fault}", hint=_ALLOW)
+        hint = _NEWER if "nknown option" in fault else _ALLOW
+        raise SandboxError(f"--sandbox: bubblewrap cannot start anything here: {fault}", hint=hint)
     return program
+
+
+def options_of(program: str) -> list[str]:
+    """Arguments that only some versions of bwrap know. Raises SandboxError where it lacks one that is needed."""
+    told = _help(program)
+    if _NO_FURTHER in told:
+        return [_NO_FURTHER]
+    if not filter_program():
+        raise SandboxError(f"--sandbox: bubblewrap has no {_NO_FURTHER}", hint=_NEWER)
+    return []
+
+
+@lru_cache(maxsize=4)
+def _help(program: str) -> str:
+    return subprocess.run(
+        [program, "--help"], env={}, capture_output=True, text=True, timeout=_PROBE_S, check=False, errors="replace"
+    ).stdout
 
 
 @lru_cache(maxsize=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import time
 import uuid
 from dataclasses import dataclass
@@ -38,11 +39,19 @@ class ControlGroup:
             except OSError:
                 group.remove()
                 continue
+            if not group.takes_processes():
+                group.remove()
+                continue
             for name, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
                 with contextlib.suppress(OSError):  # a kernel without swap accounting lacks the first
                     (folder / name).write_text(value)
             return group
         return None
+
+    def takes_processes(self) -> bool:
+        """Whether a process of this user may join."""
+        command = ["/bin/sh", "-c", 'echo 0 > "$1"/cgroup.procs', "sh", str(self.folder)]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     @property
     def ran_out(self) -> bool:

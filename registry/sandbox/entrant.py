@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 from ..device import Device
+from ..discovery.hooks import PROJECT
 from ..space import Config
 from ..tuner.measure import nvml
 from .bubblewrap import SandboxView
 from .limits import SandboxLimits
-from .mounts import gpu_nodes, interpreter_paths, package_paths, read_only, system_mounts
+from .mounts import gpu_nodes, interpreter_paths, package_paths, read_only, site_folders, system_mounts
 
-_PLUGIN = "/sandbox/plugin.py"
+_FOLDER = "/sandbox"
 _PASSED_ON = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "OMP_NUM_THREADS", "TORCHINDUCTOR_VEC_ISA_OK", "CXX", "CC")
 """Variables of this process that say where compilers and libraries are, and how they run."""
 
@@ -29,6 +31,7 @@ class SandboxedEntrant:
     search      folders that Python also looks for modules in
     packages    packages of the installed plugin
     config      None: the implementation's default
+    variables   of the environment, beside those that every sandbox has
     """
 
     op: str
@@ -39,22 +42,27 @@ class SandboxedEntrant:
     search: Sequence[Path] = ()
     packages: Sequence[str] = ()
     config: Config | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def view(self, device: Device, limits: SandboxLimits) -> SandboxView:
         """What its sandbox sees."""
         is_gpu = device.type == "cuda"
         shown = system_mounts(is_gpu=is_gpu)
         homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+        if is_gpu:
+            homes += map(Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)))
         there = [each for each in homes if each.is_dir()]
-        shown += read_only([*interpreter_paths(), *package_paths(self.packages), *there, *self.files])
+        ours = [*interpreter_paths(), *site_folders(), *package_paths(self.packages)]
+        shown += read_only([*ours, *there, *self.files])
         if self.plugin is not None:
-            shown += ["--ro-bind", str(self.plugin), _PLUGIN]
+            shown += ["--ro-bind", str(self.plugin), self.plugin_inside]
         devices = gpu_nodes(_node_of(device)) if is_gpu else []
         return SandboxView(shown, devices, limits.temporary_bytes)
 
     def environment(self, device: Device) -> dict[str, str]:
         """The variables that its process finds, and no others."""
-        folders = dict.fromkeys([*(str(each.parent) for each in package_paths(self.packages)), *map(str, self.search)])
+        places = [*(each.parent for each in package_paths(self.packages)), *site_folders(), *self.search]
+        folders = dict.fromkeys(map(str, places))
         found = {
             "PATH": "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin",
             "HOME": "/tmp/home",
@@ -67,7 +75,7 @@ class SandboxedEntrant:
             "KERNEL_REGISTRY_CACHE": "/tmp/cache",
             "KERNEL_REGISTRY_DB": "/tmp/tuning.db",
             "KERNEL_REGISTRY_SHIPPED": "0",
-            "KERNEL_REGISTRY_PLUGINS": ",".join(self.allowed) or "none",
+            "KERNEL_REGISTRY_BLOCK": ",".join(sorted(_installed() - set(self.allowed))),
             "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor",
             "TRITON_CACHE_DIR": "/tmp/triton",
             "CUDA_CACHE_PATH": "/tmp/cuda",
@@ -75,12 +83,17 @@ class SandboxedEntrant:
         found |= {name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)}
         if device.type == "cuda":
             found["CUDA_VISIBLE_DEVICES"] = _visible_as(device)
-        return found
+        return {**found, **self.variables}
 
     @property
     def plugin_inside(self) -> str:
         """The path of the plugin file in the sandbox, "" without one."""
-        return _PLUGIN if self.plugin is not None else ""
+        return f"{_FOLDER}/{self.plugin.name}" if self.plugin is not None else ""
+
+
+def _installed() -> set[str]:
+    """Names of all installed plugins: those that an entrant does not need are not imported beside it."""
+    return {one.name for one in metadata.entry_points(group=PROJECT)}
 
 
 def _node_of(device: Device) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 
@@ -22,6 +21,8 @@ class HostMemory(SharedMemory):
     @classmethod
     def made(cls, nbytes: int) -> HostMemory:
         """New memory, all of it there: a page that is missing later would end the process that touches it."""
+        import fcntl  # not on Windows
+
         descriptor = os.memfd_create("slots", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(descriptor, 0, nbytes)

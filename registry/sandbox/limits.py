@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import resource
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -56,6 +55,8 @@ def limit_this_process(given: Mapping[str, float], *, is_gpu: bool) -> None:
 
     CUDA reserves addresses by the terabyte, and maps them, so that memory is not limited this way beside a GPU.
     """
+    import resource  # not on Windows
+
     wanted = {
         resource.RLIMIT_FSIZE: given["temporary_bytes"],
         resource.RLIMIT_NOFILE: given["open_files"],

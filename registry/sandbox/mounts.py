@@ -44,6 +44,13 @@ def interpreter_paths() -> list[Path]:
     return found
 
 
+def site_folders() -> list[Path]:
+    """Folders of installed distributions outside of the interpreter's: of ``pip install --user`` or ``--target``."""
+    own = [Path("/usr"), *interpreter_paths()]
+    found = [Path(each) for each in sys.path if each and any(Path(each).glob("*.dist-info"))]
+    return [each for each in found if not any(one == each or one in each.parents for one in own)]
+
+
 def package_paths(names: Iterable[str] = ()) -> list[Path]:
     """Folders or files of our packages, and of others by name, wherever they are imported from."""
     found: list[Path] = []

@@ -16,10 +16,11 @@ from time import perf_counter_ns
 from ..errors import SandboxError
 from ..untrusted.visible import visible
 from . import wire
-from .bubblewrap import SandboxView, bubblewrap
+from .bubblewrap import SandboxView, bubblewrap, options_of
 from .control_group import ControlGroup
 from .freezing import FreezingError, ProcessTree
 from .limits import SandboxLimits, memory_is_short
+from .system_calls import filter_program
 
 _LOOK_S = 0.2
 _START_S = 20.0
@@ -58,7 +59,7 @@ class SandboxedProgram:
         os.set_blocking(self._output, False)
         told = json.dumps({**limits.as_data(), "is_gpu": is_gpu})
         command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), told]
-        arguments = [*view.arguments(), *_settings(environment)]
+        arguments = [*options_of(program), *view.arguments(), *_settings(environment)]
         try:
             with theirs:
                 self._process, root = _started(program, arguments, command, theirs.fileno(), writes, self._group)
@@ -115,7 +116,8 @@ class SandboxedProgram:
         if self._is_over:
             return
         self._is_over = True
-        self._tree.kill()
+        if self._process.poll() is None:  # else its number may be another's
+            self._tree.kill()
         # bubblewrap ends when all processes of the namespace have
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
@@ -138,6 +140,8 @@ class SandboxedProgram:
             self._end.send(data)
 
     def _freeze(self) -> None:
+        if self._process.poll() is not None:
+            self._refuse_dead()
         try:
             self._check_number(self._tree.freeze())
         except FreezingError as fault:
@@ -238,24 +242,37 @@ def _started(
 ) -> tuple[subprocess.Popen[bytes], int]:
     """The process, and the number of the first process of its namespace, 0 if there was none."""
     # arguments come from a file: inside, the command line of the namespace's first process can be read
-    held = os.memfd_create("arguments")
+    held = _file(b"".join(part.encode() + b"\0" for part in arguments))
+    calls = _file(filter_program())
     reads, info = os.pipe()
     try:
-        os.write(held, b"\0".join(part.encode() for part in arguments) + b"\0")
-        os.lseek(held, 0, os.SEEK_SET)
-        command = [program, "--args", str(held), "--info-fd", str(info), "--", *inside]
+        command = [program, "--args", str(held), "--info-fd", str(info)]
+        command += [*(("--seccomp", str(calls)) if filter_program() else ()), "--", *inside]
         if group is not None:
             command = ["/bin/sh", "-c", _JOIN, "sh", str(group.folder), *command]
         process = subprocess.Popen(
-            command, env={}, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(channel, held, info)
+            command,
+            env={},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(channel, held, calls, info),
         )
         os.close(info)
         info = -1
         return process, _first_process(process, reads)
     finally:
-        for descriptor in (held, reads, info):
+        for descriptor in (held, calls, reads, info):
             if descriptor >= 0:
                 os.close(descriptor)
+
+
+def _file(content: bytes) -> int:
+    """A descriptor of an anonymous file, to be read from its beginning."""
+    made = os.memfd_create("sandbox")
+    os.write(made, content)
+    os.lseek(made, 0, os.SEEK_SET)
+    return made
 
 
 def _first_process(process: subprocess.Popen[bytes], info: int) -> int:

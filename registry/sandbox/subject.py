@@ -7,6 +7,7 @@ the sandbox is stopped, and is what counts there: a result that comes late is wr
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,6 +68,8 @@ class SandboxedSubject:
         self.prepares = False
         """Whether it prepares weights: these then stay from call to call."""
         self.deterministic = False
+        self.alone_us = math.inf
+        """The shortest time of a request for one call, in µs."""
 
     def load(self, values: tuple[Any, ...], outputs: Sequence[TensorSpec], count: int) -> None:
         """Import the entrant, and share ``count`` slots with it, for arguments like ``values``."""
@@ -88,7 +91,8 @@ class SandboxedSubject:
 
     def run(self, outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
         """One call, in a slot that is chosen at random."""
-        self.timed(secrets.randbelow(self._slots.layout.count), [arguments], [outputs])
+        us = self.timed(secrets.randbelow(self._slots.layout.count), [arguments], [outputs])
+        self.alone_us = min(self.alone_us, us)
 
     def timed(self, first: int, arguments: Sequence[tuple[Any, ...]], outputs: Sequence[Tensors]) -> float:
         """The µs of a request for calls in as many slots from ``first`` on as there are arguments and outputs."""

@@ -10,7 +10,7 @@ import pytest
 
 from registry.cli import app
 from registry.cli.main import new_registry_app
-from tuning_db import CandidateKey, Store
+from tuning_db import CandidateKey, Environment, Store
 
 from ..report.measured import fill_measured, gemm
 from ..report.records import H200, HOSTILE, ROW, SPLIT, TORCH, decision, fill, softmax, trial
@@ -303,3 +303,13 @@ def test_the_pictures_in_the_guide_are_small() -> None:
         data = (DOCS / name).read_bytes()
         assert data.startswith(b"\x89PNG")
         assert len(data) < 300_000, name
+
+
+def test_an_op_on_two_gpus_is_named_once_in_the_navigation(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out.html"
+    fill_measured(tmp_path / "a.db")
+    fill_measured(tmp_path / "a.db", environment=Environment({"type": "cuda", "name": "NVIDIA A100"}, H200.software))
+    assert command("registry", "report", "--db", tmp_path / "a.db", "--out", out).code == 0
+    text = out.read_text()
+    assert re.findall(r'<section class="op" id="(s\d)"', text) == ["s0", "s1"]
+    assert text[text.index("<nav") : text.index("</nav>")].count(">linear</a>") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tuning_db import CandidateKey, Environment, Interval, ProblemKey, Store
@@ -49,5 +50,5 @@ def fill_measured(path: Path, details: dict[str, object] | None = None, environm
         )  # fmt: skip
         for one in (small, large):
             assert one.protocol == COLD
-            store.publish(run, one)
+            store.publish(run, replace(one, environment=environment))
     return path

@@ -5,15 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from registry.report.comparison import compare_winners, stored_winners
+from registry.report.comparison_page import render_comparison
 from registry.report.facts import read
 from registry.report.page import render
 from tuning_db import Store
 
-from .measured import fill_measured
+from .measured import TILE, fill_measured
+from .records import H200, decision, softmax
 
 CHROMIUM = shutil.which("chromium")
 PHONE, DESKTOP = {"width": 375, "height": 700}, {"width": 1280, "height": 900}
@@ -131,3 +135,23 @@ def test_text_stands_out_in_both_schemes(open_page: Any, scheme: str) -> None:
       });
     }"""
     assert min(page.evaluate(contrast)) >= 4.5, "WCAG 2.2, level AA"
+
+
+def test_kinds_of_changes_are_shown_and_hidden(browser: Any, tmp_path: Path) -> None:
+    paths = [fill_measured(tmp_path / name) for name in ("a.db", "b.db")]
+    with Store.open(paths[1]) as store:
+        store.publish(store.start_run(H200), decision(softmax(1), TILE, 4.0))
+    sides = []
+    for path in paths:
+        with Store.open(path) as store:
+            sides.append(stored_winners(store))
+    text = render_comparison(compare_winners(*sides), "a", "b", version="1", created=datetime(2026, 1, 1, tzinfo=UTC))
+    (tmp_path / "changes.html").write_text(text)
+    page = browser.new_page(viewport=PHONE)
+    page.goto((tmp_path / "changes.html").as_uri())
+    rows = page.locator("#problems tbody tr")
+    assert [row.is_visible() for row in rows.all()] == [True, False, False], "what is the same is hidden at first"
+    page.get_by_role("button", name="same 2").press("Enter")
+    assert [row.is_visible() for row in rows.all()] == [True, True, True]
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    page.close()

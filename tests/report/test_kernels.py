@@ -103,7 +103,7 @@ def test_a_tally_keeps_the_fastest_configurations_once_each() -> None:
     assert [best.us for best in found.fastest["a"]] == [0.5, 1.0, 3.0, 6.0, 7.0]
     assert len(found.fastest["a"]) == FASTEST
     assert found.best["a"].config == {"n": 5}
-    assert (found.settings["a", "n", 99].right, found.settings["a", "n", 5].trials) == (0, 2)
+    assert (found.settings["a"]["n", 99].right, found.settings["a"]["n", 5].trials) == (0, 2)
 
 
 @pytest.mark.parametrize("text", [None, "null", "5", "[]", '{"registers": "many", "threads": true}'])
@@ -113,4 +113,4 @@ def test_resources_of_another_form_are_none(text: str | None) -> None:
 
 def test_a_value_that_is_a_list_is_a_value() -> None:
     odd = TrialFigures(CandidateKey("a", "f", {"tile": [64, 64]}), "ok", False, 1.0, "")
-    assert list(tally([odd]).settings) == [("a", "tile", "[64, 64]")]
+    assert list(tally([odd]).settings["a"]) == [("tile", "[64, 64]")]

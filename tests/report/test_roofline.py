@@ -107,3 +107,12 @@ def test_details_of_another_form_are_passed_over(tmp_path: Path, details: dict[s
     section = section_of(fill_measured(tmp_path / "a.db", details))
     assert (section.roof, {facts.work for facts in section.problems}) == (None, {None})
     assert roofline(section) is None
+
+
+def test_products_of_8_bits_stand_below_the_peak_of_8_bits(tmp_path: Path) -> None:
+    section = section_of(fill_measured(tmp_path / "a.db"))
+    faster = tuple(
+        replace(facts, work=Work(one.bytes, 50 * one.flop)) for facts in section.problems if (one := facts.work)
+    )
+    chart = chart_of(replace(section, problems=faster))
+    assert chart.captions[0].text == "peak 4.8 TB/s, 2 PFLOP/s"

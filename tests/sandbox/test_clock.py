@@ -94,6 +94,19 @@ def square(x):
     return x * x
 """
 
+# works for all calls of a request at once, which its caller's frame tells it
+AT_ONCE = """
+import sys, time
+
+def square(x):
+    frame = sys._getframe()
+    while frame is not None and "count" not in frame.f_locals:
+        frame = frame.f_back
+    if frame is None or frame.f_locals["number"] == frame.f_locals["first"]:
+        time.sleep(0.01)
+    return x * x
+"""
+
 
 def test_patched_timers_change_no_time(
     tmp_path: Path, session: SandboxedSession, monkeypatch: pytest.MonkeyPatch
@@ -150,6 +163,12 @@ def test_nothing_runs_between_calls(tmp_path: Path, session: SandboxedSession) -
         for _ in range(3):
             torch.testing.assert_close(call(x), x * x)
             time.sleep(0.5)
+
+
+def test_work_on_several_calls_at_once_is_found(tmp_path: Path, session: SandboxedSession) -> None:
+    status, message = reason(AT_ONCE, tmp_path, session)
+    assert status == "wrong_result"
+    assert "it works on several at once" in message
 
 
 def test_an_honest_one_is_right_and_its_time_tells_what_asking_took(tmp_path: Path, session: SandboxedSession) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 from pathlib import Path
 
 import pytest
 import torch
 
+from registry.sandbox.system_calls import MACHINES
 from registry.sandbox.trial import SandboxedSession
 
 from .sandboxing import loaded, needs_bubblewrap, unprotected
@@ -39,6 +41,13 @@ def found():
     if ctypes.CDLL(None, use_errno=True).ptrace(16, {parent}, None, None) == 0:
         ctypes.CDLL(None).ptrace(17, {parent}, None, None)
         seen.append("traced its parent")
+    if ctypes.CDLL(None, use_errno=True).unshare(0) == 0:
+        seen.append("may leave namespaces")
+    if (pid := ctypes.CDLL(None).syscall({clone}, 0x10000011, None, None, None, None)) == 0:
+        os._exit(0)
+    elif pid > 0:
+        os.waitpid(pid, 0)
+        seen.append("may make namespaces")
     for family, address in ((socket.AF_INET, ("127.0.0.1", {port})), (socket.AF_UNIX, {abstract!r})):
         try:
             with socket.socket(family) as there:
@@ -61,15 +70,15 @@ def test_nothing_of_this_machine_is_seen(
     monkeypatch.setenv("A_SECRET", "of the shell")
     secret = tmp_path / "other_submission.py"
     secret.write_text("the winning kernel")
-    name = f"\0sandbox-{os.getpid()}"
+    name, clone = f"\0sandbox-{os.getpid()}", MACHINES[platform.machine()].clone
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
         local.bind(name)
         local.listen()
         text = LOOKS_AROUND.format(
             paths=[str(secret), "/etc/passwd", str(Path.home() / ".bashrc"), f"/proc/{os.getpid()}/maps"],
-            parent=os.getpid(), folder=str(tmp_path.parent), port=server.getsockname()[1], abstract=name,
+            clone=clone, parent=os.getpid(), folder=str(tmp_path.parent), port=server.getsockname()[1], abstract=name,
         )  # fmt: skip
-        with pytest.raises(RuntimeError, match=r"the winning kernel.*SECRET.*connected"):
+        with pytest.raises(RuntimeError, match=r"the winning kernel.*SECRET.*namespaces.*connected"):
             unprotected(text)(torch.ones(2))
         with loaded(text, tmp_path, session) as call:
             x = torch.randn(4096)

@@ -26,7 +26,7 @@ from ..native import Native
 from .targets import accumulator, row_targets
 
 _ROWS = (256, 512, 1024, 2048, 4096, 8192, 16384)
-_MOST_BYTES = 2**30
+_MOST_BYTES = 2**29
 """Logits of a chunk of rows, for several rows."""
 _USUAL_BYTES = 2**28
 _COLUMNS = (1024, 2048, 4096, 8192, 16384, 32768)
@@ -41,7 +41,7 @@ class ChunkedLinearCrossEntropy(Native):
     name = "torch.chunked"
 
     def space(self, problem: Problem, device: Device) -> Space:
-        """Rows of a chunk, whose logits take at most 1 GiB."""
+        """Rows of a chunk, whose logits take at most 512 MiB."""
         return _space(_row_counts(problem.cols * problem.torch_dtype.itemsize, _MOST_BYTES))
 
     def default(self, problem: Problem, device: Device) -> Config:

@@ -21,8 +21,8 @@ from ..native import Native
 from .cross_entropy import by_formula, by_log_softmax
 from .cross_entropy_backward import fused, in_place
 
-_SHARE = 4
-"""Logits may take one part in this many of the device's memory."""
+_SHARE = 64
+"""Logits may take one part in this many of the device's memory, or tuning would choose speed where room was wanted."""
 
 
 def _room_reasons(problem: Problem, device: Device) -> Iterator[str]:
@@ -31,7 +31,7 @@ def _room_reasons(problem: Problem, device: Device) -> Iterator[str]:
     needed = problem.rows * problem.cols * (each + max(4, each))
     if needed > device.memory_bytes // _SHARE:
         yield (
-            f"all logits, {problem.rows} x {problem.cols}, take {needed / 2**30:.1f} GiB, more than a quarter of the"
+            f"all logits, {problem.rows} x {problem.cols}, take {needed / 2**30:.1f} GiB, more than 1/{_SHARE} of the"
             f" device's {device.memory_bytes / 2**30:.0f}"
         )
 

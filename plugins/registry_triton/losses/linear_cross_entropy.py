@@ -20,7 +20,7 @@ from ..support import KEPT, common_reasons, options
 from .kernels.cross_entropy import online_cross_entropy
 
 _ROWS = (512, 1024, 2048, 4096, 8192, 16384)
-_MOST_BYTES = 2**30
+_MOST_BYTES = 2**29
 """Logits of a chunk, for several rows."""
 _USUAL_BYTES = 2**29
 _MULTIPLE = 16
@@ -61,7 +61,7 @@ class ChunkedLinearLoss(LossOfRows):
         yield from rows.pass_reasons(problem)
 
     def space(self, problem: Problem, device: Device) -> Space:
-        """The most rows of a chunk, whose logits take at most 1 GiB; columns a step of the loss, and its warps."""
+        """The most rows of a chunk, whose logits take at most 512 MiB; columns a step of the loss, and its warps."""
         counts = _row_counts(problem.cols, problem.torch_dtype.itemsize, _MOST_BYTES)
         return _space(counts, rows.vector_of(problem), device)
 

@@ -35,6 +35,14 @@ def check(
         float, typer.Option("--limit", metavar="SECONDS", min=1, help="The most seconds that one check may take.")
     ] = 600.0,
     db: Database = None,
+    sandbox: Annotated[
+        bool,
+        typer.Option(
+            "--sandbox",
+            help="Run each check of a .py file behind bubblewrap, without network, files or other processes: for"
+            " plugins of strangers. What a plugin finds of itself is believed.",
+        ),
+    ] = False,
     json: Annotated[
         Path | None,
         typer.Option("--json", metavar="FILE", help="Write the outcomes as JSON; - is stdout, and no text."),
@@ -52,7 +60,7 @@ def check(
     from ...checking.running import ARCHITECTURES, CheckRequest, check_plugin
 
     alone = json is not None and str(json) == "-"
-    request = CheckRequest(plugin, split("--arch", arch) or ARCHITECTURES, db, limit)
+    request = CheckRequest(plugin, split("--arch", arch) or ARCHITECTURES, db, limit, sandbox=sandbox)
     done = check_plugin(request, (lambda _: None) if alone else say_outcome)
     if json is not None:
         _write(done, json)

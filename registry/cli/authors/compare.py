@@ -75,7 +75,7 @@ def compare(
 
     ops = split("--op", op)
     if out is not None:
-        check_out(out, force=False)
+        check_out(out)
     sides = [_winners(source, db) for source in (before, after)]
     for name in ops:
         _require_op(name, sides)

@@ -10,8 +10,11 @@ from ...paths import write_whole
 _HEAD_BYTES = 2048
 
 
-def check_out(path: Path, *, force: bool) -> None:
-    """Raises RegistryError for an output file that must not, or cannot, be replaced; called before any work."""
+def check_out(path: Path, *, force: bool | None = None) -> None:
+    """Raises RegistryError for an output file that must not, or cannot, be replaced; called before any work.
+
+    ``force`` is None for commands that neither replace a file that is no page nor write to stdout.
+    """
     if path.is_dir():
         raise RegistryError(f"--out {path}: a folder", hint=f"name the file, e.g. {path / 'report.html'}")
     if not path.resolve().parent.is_dir():
@@ -19,11 +22,12 @@ def check_out(path: Path, *, force: bool) -> None:
     if not path.exists():
         return
     if not path.is_file():
-        raise RegistryError(f"--out {path}: not a regular file", hint="use --out - for stdout")
-    if not force and not _is_report(path):
         raise RegistryError(
-            f"--out {path}: there is a file that is not a report", hint="choose another name, or replace it by --force"
+            f"--out {path}: not a regular file", hint="name a file" if force is None else "use --out - for stdout"
         )
+    if not force and not _is_report(path):
+        hint = "choose another name" + ("" if force is None else ", or replace it by --force")
+        raise RegistryError(f"--out {path}: there is a file that is not a report", hint=hint)
 
 
 def _is_report(path: Path) -> bool:

@@ -68,6 +68,8 @@ def between_output_and_loss(model: Any, output: str) -> str:
     not contiguous, so that a conversion or a copy between the two makes another one.
     """
     layer = getattr(model, output)
+    if "forward" in vars(model) or "forward" in vars(layer):
+        return "another program has replaced its forward, or that of its output layer"
     hidden = torch.zeros(layer.in_features, _TOKENS, dtype=torch.bfloat16).t()[None]
     labels = torch.zeros(1, _TOKENS, dtype=torch.int64)
     head, calls = _Output(layer, hidden.new_empty(0)), []
@@ -86,10 +88,9 @@ def between_output_and_loss(model: Any, output: str) -> str:
     if len(calls) != 1 or len(head.returned) != 1:
         return f"its forward calls the output layer {len(head.returned)} times and the loss {len(calls)} times"
     logits, got, classes = calls[0]
-    if logits is not head.returned[0]:
-        return "its forward changes the logits before the loss"
-    if got is not labels:
-        return "its forward changes the labels before the loss"
+    changed = [name for name, same in (("logits", logits is head.returned[0]), ("labels", got is labels)) if not same]
+    if changed:
+        return f"its forward changes the {' and the '.join(changed)} before the loss"
     if classes != layer.out_features:
         return f"its loss is of {classes} classes, its output layer of {layer.out_features}"
     return ""

@@ -13,7 +13,11 @@
     const key = (row, column) => {
       const cell = row.cells[column];
       if (!cell) return null;
-      return cell.dataset.v === undefined ? cell.textContent.trim() : Number(cell.dataset.v);
+      if (cell.dataset.v !== undefined) return Number(cell.dataset.v);
+      const text = cell.textContent.trim();
+      if (text === "–" || text === "" || text === "noise") return null;
+      const number = Number(text.replaceAll(",", ""));
+      return Number.isNaN(number) ? text : number;
     };
     const compare = (a, b) => {
       if (a === null || b === null) return (a === null) - (b === null);

@@ -117,10 +117,12 @@ class _Step:
 
     def _rotation(self, attention: Attention) -> Iterator[Called]:
         rotary = attention.rotary
-        if rotary is not None and not self._training:  # the op writes in place and has no gradient
+        if rotary is not None:
             sizes: Dims = {"heads": rotary.heads, "kv_heads": rotary.kv_heads, "head_dim": rotary.head_dim}
             kind: Dims = {"rotary_dim": rotary.rotary_dim, "style": rotary.style, "dtype": self._dtype}
-            yield "rotary_embedding", {"tokens": self._tokens, **sizes, **kind}
+            # a gradient is rotated by the same op, back
+            for _ in range(2 if self._training else 1):
+                yield "rotary_embedding", {"tokens": self._tokens, **sizes, **kind}
 
     def _attention(self, attention: Attention) -> Iterator[Called]:
         phase, page = self._phase, self._workload.page

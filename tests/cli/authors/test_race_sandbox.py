@@ -49,30 +49,69 @@ def test_what_would_run_or_keep_something_outside_does_not_go_with_it(
     assert not (tmp_path / "ran").exists()
 
 
+PROBLEM = """
+import torch
+import torch.nn as nn
+from width import WIDTH
+
+class Model(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(width))
+
+    def forward(self, x):
+        return torch.relu(x) * self.scale
+
+def get_inputs():
+    return [torch.rand(64, WIDTH)]
+
+def get_init_inputs():
+    return [WIDTH]
+"""
+NEW = """
+import os
+import torch
+import torch.nn as nn
+
+class ModelNew(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(width))
+
+    def forward(self, x):
+        {first}
+        return {result}
+"""
+READS_THE_OTHERS = "open(os.path.join(os.path.dirname(__file__), 'good.py')).close()"
+
+
 @needs_bubblewrap
 @pytest.mark.thorough
 def test_a_race_behind_bubblewrap_ranks_the_right_and_refuses_the_wrong(
-    command: Callable[..., object], shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("KERNEL_REGISTRY_PLUGINS", "torch")
-    folder = tmp_path / "subs"
+    problem, folder = tmp_path / "scaled_relu.py", tmp_path / "subs"
+    problem.write_text(PROBLEM)
+    (tmp_path / "width.py").write_text("WIDTH = 256\n")
     folder.mkdir()
-    (folder / "good.py").write_text("def square(x):\n    return x * x\n")
+    (folder / "good.py").write_text(NEW.format(first="pass", result="x.clamp(min=0) * self.scale"))
+    (folder / "weights.py").write_text(NEW.format(first="pass", result="x.clamp(min=0) * torch.ones_like(self.scale)"))
+    (folder / "thief.py").write_text(NEW.format(first=READS_THE_OTHERS, result="x.clamp(min=0) * self.scale"))
     (folder / "nothing.py").write_text("one = 1\n")
-    (folder / "lazy.py").write_text("def square(x):\n    return x + 0\n")
-    (folder / "kernel.py").symlink_to(tmp_path / "kernel_of_another.py")
-    (tmp_path / "kernel_of_another.py").write_text("def square(x):\n    return x.square()\n")
+    (folder / "link.py").symlink_to(tmp_path / "of_another.py")
+    (tmp_path / "of_another.py").write_text(NEW.format(first="pass", result="x.clamp(min=0) * self.scale"))
     told = command(
-        "registry", "race", "--op", "square", "--shapes", shapes, folder, "--sandbox", "--device", "cpu", "--json",
-        "--budget", "0.3",
-    )  # fmt: skip
+        "registry", "race", "--problem", problem, folder, "--sandbox", "--device", "cpu", "--json", "--budget", "0.3"
+    )
     assert told.code == 1, told.err  # type: ignore[attr-defined]
     standings = {one["label"]: one for one in json.loads(told.out)}  # type: ignore[attr-defined]
     assert standings["good.py"]["rank"] > 0
     assert standings["good.py"]["times_reference"] > 0
-    assert standings["torch.native"]["in_finals"]
-    assert standings["lazy.py"]["status"] == "wrong_result"
-    assert "expected" in standings["lazy.py"]["reason"]
+    assert standings["kernelbench.reference"]["in_finals"]
+    assert standings["weights.py"]["status"] == "wrong_result"
+    assert "expected" in standings["weights.py"]["reason"]
+    assert standings["thief.py"]["status"] == "error"
+    assert "FileNotFoundError" in standings["thief.py"]["reason"]
     assert standings["nothing.py"]["status"] == "refused"
-    assert "a link to" in standings["kernel_of_another.py"]["reason"]
+    assert "a link to" in standings["of_another.py"]["reason"]

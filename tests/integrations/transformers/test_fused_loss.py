@@ -133,6 +133,19 @@ def test_an_output_layer_with_a_hook_or_of_another_class_makes_logits() -> None:
     assert step(model)[2].logits.shape == (2, 11, 96)
 
 
+@pytest.mark.parametrize("part", ["model", "output layer"])
+def test_a_forward_that_another_program_has_replaced_stays_with_the_reason(part: str) -> None:
+    """As accelerate does for mixed precision and for weights that are loaded when they are needed."""
+    plain, model = training(), training()
+    at = model if part == "model" else model.lm_head
+    own, calls = at.forward, []
+    at.forward = lambda *given, **named: (calls.append(part), own(*given, **named))[1]
+    left = apply(model).left
+    assert left[f"{FUSED}: another program has replaced its forward, or that of its output layer"] == ["lm_head"]
+    assert agree(plain, model).logits.shape == (2, 11, 96)
+    assert calls == [part]
+
+
 def test_half_precision_has_a_float32_loss_and_gradients_as_near_as_the_plain_models() -> None:
     plain, model = training(dtype=torch.bfloat16), applied(dtype=torch.bfloat16)
     exact = training().double()
@@ -168,16 +181,15 @@ def test_layers_that_are_computed_again_for_their_gradients() -> None:
 def test_it_compiles_whole_in_a_thread_that_has_not_trained() -> None:
     plain, model = training(), applied()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for how in ({}, {"num_items_in_batch": torch.tensor(7)}):
-        model.zero_grad()
-        with ThreadPoolExecutor(1) as threads:
-            traced = threads.submit(compiled, prompt(), labels=labels(), use_cache=False, **how).result()
-        traced.loss.backward()
-        assert traced.logits is None
-        loss, gradients, _ = step(plain, **how)
-        assert traced.loss.item() == pytest.approx(loss, abs=4e-6)
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(parameter.grad, gradients[name], atol=4e-6, rtol=4e-5)
+    how: dict[str, Any] = {"labels": labels(), "use_cache": False, "num_items_in_batch": torch.tensor(7)}
+    with ThreadPoolExecutor(1) as thread:
+        traced = thread.submit(compiled, prompt(), **how).result()
+    traced.loss.backward()
+    assert traced.logits is None
+    loss, gradients, _ = step(plain, **how)
+    assert traced.loss.item() == pytest.approx(loss, abs=4e-6)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], atol=4e-6, rtol=4e-5)
 
 
 def test_it_looks_like_the_model_that_it_is(tmp_path: Path) -> None:

@@ -44,13 +44,47 @@ def test_an_applied_model_calls_the_op_once_a_layer_and_other_models_never(calls
     assert len(calls) == 2
 
 
-def test_with_gradients_and_under_autocast_the_models_own_function_rotates(calls: list[str]) -> None:
+def test_under_autocast_the_models_own_function_rotates(calls: list[str]) -> None:
     model = tiny("llama")
     apply(model)
     calls.clear()
-    model(prompt())
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        model(prompt())
+    for grads in (True, False):
+        with torch.set_grad_enabled(grads), torch.autocast("cpu", torch.bfloat16):
+            model(prompt())
+    assert calls == []
+
+
+@pytest.mark.parametrize("positions", [None, torch.stack((torch.arange(11), torch.arange(11) * 2))])
+def test_gradients_are_rotated_back_by_the_op(positions: torch.Tensor | None, calls: list[str]) -> None:
+    plain, applied = tiny("llama"), tiny("llama")
+    apply(applied)
+    calls.clear()
+    for model in (plain, applied):
+        model(prompt(), position_ids=positions, labels=prompt()).loss.backward()
+    # of each of two layers, forward and backward
+    assert calls == ["rotary_embedding"] * 4
+    for (name, own), other in zip(plain.named_parameters(), applied.parameters(), strict=True):
+        torch.testing.assert_close(
+            other.grad, own.grad, atol=2e-6, rtol=2e-5, msg=lambda told, at=name: f"{at}: {told}"
+        )
+
+
+def test_frozen_projections_and_transforms_of_torch(calls: list[str]) -> None:
+    plain, applied = tiny("llama"), tiny("llama")
+    apply(applied)
+    for model in (plain, applied):
+        model.requires_grad_(False)
+        model.model.layers[0].self_attn.k_proj.requires_grad_(True)
+        model(prompt(), labels=prompt()).loss.backward()
+    own, other = (model.model.layers[0].self_attn.k_proj.weight.grad for model in (plain, applied))
+    torch.testing.assert_close(other, own, atol=2e-6, rtol=2e-5)
+    calls.clear()
+    embedded = applied.get_input_embeddings()(prompt())
+    found = [
+        torch.func.grad(lambda x, of=model: of(inputs_embeds=x, use_cache=False).logits.square().mean())(embedded)
+        for model in (plain, applied.requires_grad_(True))
+    ]
+    torch.testing.assert_close(found[1], found[0], atol=2e-6, rtol=2e-4)
     assert calls == []
 
 

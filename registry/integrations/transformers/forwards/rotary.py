@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
+from ....dispatch.torch_side.torch_private import transforming
 from ..proofs import disagreement
 from ..swapping import Swapped, swap, unswap
 
@@ -26,16 +27,28 @@ _TABLE = "registry_table"
 QkRotation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
+class RotaryTables(NamedTuple):
+    """What cosines carry: positions [batch, seq], the op's table for them, the table of the gradient, and the sines.
+
+    The gradient of a rotation is the rotation by the opposite angles; there is no table for it without gradients.
+    """
+
+    positions: torch.Tensor
+    table: torch.Tensor
+    back: torch.Tensor | None
+    sin: torch.Tensor
+
+
 class RotaryForward(Swapped):
-    """The module's own cosines and sines; without gradients the cosines carry positions, the op's table and the sines.
+    """The module's own cosines and sines; the cosines carry ``RotaryTables``.
 
     Under torch.compile they do not: Inductor fuses the rotation with what stands around it.
     """
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = super().forward(x, *args, **kwargs)
-        if not is_dynamo_compiling() and not torch.is_grad_enabled():
-            setattr(cos, _TABLE, (*_table(cos, sin, x.shape[0]), sin))
+        if not is_dynamo_compiling():
+            setattr(cos, _TABLE, _tables(cos, sin, x.shape[0]))
         return cos, sin
 
 
@@ -85,25 +98,56 @@ def _by_table(own: QkRotation) -> QkRotation:
     def rotate(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        held = None if is_dynamo_compiling() or torch.is_grad_enabled() else getattr(cos, _TABLE, None)
+        held: RotaryTables | None = None if is_dynamo_compiling() else getattr(cos, _TABLE, None)
         if held is None or args or kwargs or not q.dtype is k.dtype is cos.dtype or q.shape[-1] != cos.shape[-1]:
             return own(q, k, cos, sin, *args, **kwargs)
-        positions, table, its_sin = held
-        if sin is not its_sin:  # somebody rotates otherwise, with the model's cosines
+        learnt = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
+        # another sin: somebody rotates otherwise, with the model's cosines
+        if sin is not held.sin or (learnt and (held.back is None or transforming())):
             return own(q, k, cos, sin, *args, **kwargs)
-        # copies: a model may use the same keys as values, and hooks what q_proj returned
-        query, key = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (q, k))
-        call("rotary_embedding", positions, query, key, q.shape[-1], table, True)
+        query, key = q.transpose(1, 2), k.transpose(1, 2)
+        if learnt:
+            query, key = _Rotation.apply(query, key, held)
+        else:
+            query, key = _copies(query, key, held.positions, held.table)
         return query.transpose(1, 2), key.transpose(1, 2)
 
     rotate.registry_own = own  # type: ignore[attr-defined]
     return rotate
 
 
-def _table(cos: torch.Tensor, sin: torch.Tensor, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions [batch, seq] and the table of ``rotary_embedding`` with a row for each of them."""
+class _Rotation(torch.autograd.Function):
+    """Rotated copies of queries and keys [batch, seq, heads, head_dim], with their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, held: RotaryTables) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.held = held
+        return _copies(q, k, held.positions, held.table)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return *_copies(q, k, ctx.held.positions, ctx.held.back), None
+
+
+def _copies(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, table: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotated copies: a model may use the same keys as values, and hooks what q_proj returned."""
+    query, key = (x.clone(memory_format=torch.contiguous_format) for x in (q, k))
+    call("rotary_embedding", positions, query, key, q.shape[-1], table, True)
+    return query, key
+
+
+def _tables(cos: torch.Tensor, sin: torch.Tensor, batch: int) -> RotaryTables:
+    """The tables of cosines and sines [1 or batch, seq, head_dim], with a row for each of their positions."""
     count, seq, width = cos.shape
     half = width // 2
-    table = torch.cat((cos[..., :half], sin[..., :half]), -1).view(-1, width)
+    one, other = cos[..., :half].reshape(-1, half), sin[..., :half].reshape(-1, half)
     positions = torch.arange(count * seq, device=cos.device).view(count, seq)
-    return (positions if count == batch else positions.repeat(batch, 1)), table
+    return RotaryTables(
+        positions if count == batch else positions.repeat(batch, 1),
+        torch.cat((one, other), -1),
+        torch.cat((one, -other), -1) if torch.is_grad_enabled() else None,
+        sin,
+    )
