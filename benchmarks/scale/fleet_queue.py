@@ -35,9 +35,9 @@ from tuning_db.records import new_uid
 from ..arguments import output_file
 
 DEVICE = "NVIDIA H200"
-PROBLEM_SECONDS = (14.3, 38.5, 22.0, 9.6, 17.4, 30.2, 41.8, 12.1)
-"""Seconds that problems took in tuning runs, compiling and finals included; a job has eight."""
-TRIALS_A_PROBLEM = 40
+RECORDED = ((73, 35, 997), (33, 24, 720), (60, 22, 733), (23, 19, 380), (24, 9, 197))
+"""(seconds, problems, trials) of runs of ``tune`` on an H200, see benchmarks/results/h200/runs.txt."""
+JOB_SIZE = 8
 RENEW_S = 30.0
 PROCESSES = 8
 """Most processes that the simulated workers share."""
@@ -103,10 +103,11 @@ class SimulatedWorker:
         part: float,
     ) -> None:
         renewed, patiently = time.monotonic(), Patience(seconds=300)
-        for problem, seconds in zip(lease.problems, PROBLEM_SECONDS, strict=False):
+        seconds, problems, trials = random.choice(RECORDED)
+        for problem in lease.problems:
             key = ProblemKey(problem.op, 1, problem.dims)
-            for number in range(math.ceil(part * TRIALS_A_PROBLEM)):
-                time.sleep(seconds / TRIALS_A_PROBLEM / self.speedup)
+            for number in range(math.ceil(part * trials / problems)):
+                time.sleep(seconds / trials / self.speedup)
                 candidate = CandidateKey("triton.row", "f" * 16, {"num_warps": number})
                 trial = Trial(
                     key, candidate, environment=environment, protocol=Protocol("cold"), status="ok", median_us=10.0,
@@ -126,12 +127,15 @@ class SimulatedWorker:
 def measure(database: str, workers: int, seconds: float, speedup: float) -> dict[str, Any]:
     """The load of so many workers; latencies in ms."""
     with JobQueue.open(database) as queue:
-        count = workers * (2 + int(seconds * speedup / sum(PROBLEM_SECONDS)))
+        least = JOB_SIZE * min(seconds / problems for seconds, problems, _ in RECORDED)
+        count = workers * (2 + int(seconds * speedup / least))
         first = int(time.time()) << 20
-        problems = [QueuedProblem("softmax", {"rows": first + number, "cols": 8192}) for number in range(8 * count)]
+        problems = [
+            QueuedProblem("softmax", {"rows": first + number, "cols": 8192}) for number in range(JOB_SIZE * count)
+        ]
         queue.add(
             FleetPlan(new_uid(), "benchmark"),
-            [NewJob(DEVICE, problems[start : start + 8]) for start in range(0, len(problems), 8)],
+            [NewJob(DEVICE, problems[start : start + JOB_SIZE]) for start in range(0, len(problems), JOB_SIZE)],
         )
     shares = [range(start, workers, min(PROCESSES, workers)) for start in range(min(PROCESSES, workers))]
     began = time.monotonic()

@@ -51,7 +51,7 @@ def run(command: list[str] | str, bin_folder: Path, database: str) -> subprocess
     }  # fmt: skip
     return subprocess.run(
         command, shell=isinstance(command, str), env=environment, capture_output=True, text=True, check=False,
-        timeout=250, cwd=bin_folder.parent,
+        timeout=500, cwd=bin_folder.parent,
     )  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def here(command: str, shapes: Path) -> str:
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_commands_of_the_guide_run_one_after_another(tmp_path: Path, bin_folder: Path) -> None:
     shapes, database = tmp_path / "shapes.yaml", str(tmp_path / "fleet.db")
     shapes.write_text(SHAPES)

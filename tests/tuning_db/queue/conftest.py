@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,17 @@ class Fleet:
         found = self.lease(by, seconds)
         assert found is not None
         return found
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A place without a database's tables; what a server might do otherwise asks for both kinds, see ``BOTH``."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'tuning.db'}"
+    return str(request.getfixturevalue("postgresql_url"))
+
+
+BOTH = pytest.mark.parametrize("url", ["sqlite", "postgresql"], indirect=True)
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ import pytest
 
 from tuning_db import InvalidRecordError, LostLeaseError, Store
 
-from .conftest import Fleet, problems
+from .conftest import BOTH, Fleet, problems
 from .test_leasing import SHORT_S, wait_until_expired
 
 
+@BOTH
 def test_a_lost_lease_publishes_nothing_and_keeps_its_trials(fleet: Fleet, url: str, make: Any) -> None:
     fleet.plan(problems(4096))
     lost = fleet.takes(fleet.joins("node1"), SHORT_S)
@@ -56,6 +57,7 @@ def test_a_winner_of_somebody_else_leaves_the_problem_undecided(fleet: Fleet, ur
         assert store.publish(run, make.decision(previous=first.uid))
 
 
+@BOTH
 def test_decisions_that_are_set_aside_give_way_to_those_that_they_replaced(fleet: Fleet, url: str, make: Any) -> None:
     fleet.plan(problems(1, 2))
     lease = fleet.takes(fleet.joins())

@@ -11,7 +11,7 @@ import pytest
 
 from tuning_db import JobQueue
 
-from .conftest import GPU, Fleet, problems
+from .conftest import BOTH, GPU, Fleet, problems
 
 SHORT_S = 0.3
 
@@ -22,6 +22,7 @@ def wait_until_expired(queue: JobQueue, seconds: float = SHORT_S) -> None:
         time.sleep(0.02)
 
 
+@BOTH
 def test_a_job_has_one_holder_until_it_is_complete(fleet: Fleet) -> None:
     fleet.plan(problems(1, 2))
     one, other = fleet.joins("node1"), fleet.joins("node2")
@@ -50,6 +51,7 @@ def test_a_job_goes_to_the_model_of_device_that_it_is_for(fleet: Fleet) -> None:
     assert fleet.takes(fleet.joins(device="NVIDIA H100")).device == "NVIDIA H100"
 
 
+@BOTH
 def test_an_expired_lease_can_be_neither_renewed_nor_completed(fleet: Fleet) -> None:
     fleet.plan(problems(1))
     one, other = fleet.joins("node1"), fleet.joins("node2")
@@ -126,6 +128,7 @@ def test_a_workers_own_clock_does_not_count(fleet: Fleet, monkeypatch: pytest.Mo
     assert fleet.queue.complete(lease.fence)
 
 
+@BOTH
 def test_many_workers_at_once_get_each_job_once(fleet: Fleet) -> None:
     fleet.plan(*(problems(rows) for rows in range(1, 31)))
     workers = [fleet.joins(f"node{number}") for number in range(6)]

@@ -13,7 +13,7 @@ from tuning_db.queue.entries import Added, FleetPlan, NewJob
 from tuning_db.records import new_uid
 
 from ..test_schema import FIXTURES, _restored
-from .conftest import GPU, Fleet, problems
+from .conftest import BOTH, GPU, Fleet, problems
 
 
 def plan() -> FleetPlan:
@@ -41,6 +41,7 @@ def test_a_plan_is_added_once_although_it_was_sent_twice(fleet: Fleet) -> None:
     assert fleet.queue.status().open == 1
 
 
+@BOTH
 def test_planners_at_once_add_each_problem_once(url: str) -> None:
     JobQueue.open(url).close()
     began = threading.Barrier(4)
