@@ -221,5 +221,6 @@ class LeasingWorker:
             return ""
         times = measure(self._device, self._catalog.files, self._tell)
         self._patiently(lambda: self._queue.calibrated(self.record, times))
-        self._kind = KindOfDevice.of(self._patiently(lambda: self._queue.calibrations(self.record.device)))
+        device, software = self.record.device, self.record.software
+        self._kind = KindOfDevice.of(self._patiently(lambda: self._queue.calibrations(device, software)))
         return self._kind.fault(self.record.identity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -77,7 +78,7 @@ def test_every_entry_is_timed_on_this_device() -> None:
 def fast_kind(queue: JobQueue) -> None:
     """Three other devices of this model, which do everything in no time."""
     for number in range(3):
-        one = another(f"node{number}", CPU.name)
+        one = replace(another(f"node{number}", CPU.name), software=CPU.software())
         queue.register(one)
         queue.calibrated(one, dict.fromkeys(("copy", *CALIBRATION["cpu"]), 1e-3))
 

@@ -30,7 +30,7 @@ PROBLEMS = [Problem("softmax", {"rows": rows, "cols": 4096, "dtype": "bfloat16"}
 
 def other(queue: JobQueue, number: int, factor: float, times: dict[str, float]) -> None:
     """Another GPU of this model, ``factor`` times as slow as this one."""
-    one = FleetWorker(new_uid(), f"node{number}", number, GPU.name, f"GPU-{number}")
+    one = FleetWorker(new_uid(), f"node{number}", number, GPU.name, f"GPU-{number}", GPU.software())
     queue.register(one)
     queue.calibrated(one, {name: us * factor for name, us in times.items()})
 
@@ -62,7 +62,7 @@ def test_a_gpu_as_fast_as_its_kind_tunes_the_jobs_of_its_model(tmp_path: Path) -
         assert worker.record.identity == identity_of(GPU)
         jobs = {one.device: (one.queued, one.done, one.decided) for one in queue.status().jobs}
         assert jobs == {GPU.name: (0, 1, 2), "NVIDIA of another kind": (1, 0, 0)}
-        assert worker.record.identity in queue.calibrations(GPU.name)
+        assert worker.record.identity in queue.calibrations(GPU.name, GPU.software())
     with Store.open(tmp_path / "tuning.db") as store:
         assert {one.problem.dims["rows"] for one in store.winners()} == {64, 256}
         assert {trial.details["device"] for trial in store.trials() if trial.status == "ok"} == {identity_of(GPU)}

@@ -176,10 +176,10 @@ class JobQueue:
             for row in rows:
                 session.execute(insert(FleetCalibrationRow).values(row | {"at": _NOW}))
 
-    def calibrations(self, device: str) -> calibrations.DeviceTimes:
-        """The newest calibration of each device of a model: identity -> entry -> time in µs."""
+    def calibrations(self, device: str, software: Mapping[str, str]) -> calibrations.DeviceTimes:
+        """The newest calibration of each device of a model under this software: identity -> entry -> time in µs."""
         with self._opened.reading() as session:
-            return calibrations.newest(session, device)
+            return calibrations.newest(session, device, software)
 
     # everybody
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Executable, func, select
+from sqlalchemy import Executable, func, or_, select
 from sqlalchemy.orm import Session
 
 from .clock import DatabaseSeconds
@@ -15,6 +15,8 @@ from .tables import FleetDecisionRow, FleetJobRow, FleetLeaseRow, FleetWorkerRow
 _NOW = DatabaseSeconds()
 _LATEST = 20
 """The most failures that are told."""
+_RECENT_S = 86_400.0
+"""Workers that left before that are not told any more."""
 _PACE_S = 3600.0
 """The time back to which the pace is counted."""
 
@@ -65,7 +67,7 @@ class JobFailure:
 
 @dataclass(frozen=True)
 class FleetStatus:
-    """Jobs by model of device, workers with the newest first, and the latest failures."""
+    """Jobs by model of device, workers of the last day with the newest first, and the latest failures."""
 
     jobs: Sequence[JobCounts]
     workers: Sequence[WorkerStatus]
@@ -134,7 +136,8 @@ def _workers(session: Session, now: float) -> list[WorkerStatus]:
     )
     held = {holder: (op, began) for holder, op, began in session.execute(query.where(job.state == LEASED))}
     found = []
-    for row in session.execute(select(worker).order_by(worker.started.desc(), worker.id)).scalars():
+    recent = or_(worker.ended.is_(None), worker.seen > now - _RECENT_S)
+    for row in session.execute(select(worker).where(recent).order_by(worker.started.desc(), worker.id)).scalars():
         op, began = held.get(row.id, ("", None))
         found.append(
             WorkerStatus(
