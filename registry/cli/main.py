@@ -16,7 +16,7 @@ from .db import upgrade
 from .doctor import doctor
 from .exchange import export, import_
 from .explain import explain
-from .fleet.commands import plan, status, work
+from .fleet.commands import plan, status, watch, work
 from .ops import ops
 from .plugins import plugins
 from .profile import profile
@@ -51,6 +51,7 @@ def new_registry_app() -> typer.Typer:
     fleet.command(name="plan")(plan)
     fleet.command(name="work")(work)
     fleet.command(name="status")(status)
+    fleet.command(name="watch")(watch)
     program.add_typer(fleet, name="fleet")
     releases = application.new_app("Sets of winners that never change: to pin processes to, to sign and to pass on.")
     releases.command(name="create")(release.create)

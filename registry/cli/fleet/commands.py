@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ...fleet.planner import Planned
     from ...fleet.worker import LeasingWorker
 
+_HIGHEST_PORT = 65535
+
 Models = Annotated[
     list[str] | None,
     typer.Option(
@@ -181,6 +183,32 @@ def status(db: Database = None, json: Json = False) -> None:
     else:
         fleet_table.show(found)
     raise typer.Exit(1 if found.failed else 0)
+
+
+def watch(
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", help="The port to listen on; 0 takes a free one.")
+    ] = 8081,
+    db: Database = None,
+) -> None:
+    """Show the status as a page that keeps up with it, in a browser.
+
+    The page can only be read. /status.json is what status --json prints. There is no password: --host makes it
+    reachable from other machines.
+    """
+    if not 0 <= port <= _HIGHEST_PORT:
+        raise typer.BadParameter(f"--port {port}: expected 0 to {_HIGHEST_PORT}")
+    from tuning_db import JobQueue
+
+    from ...dashboard.fleet_page import application
+    from ...dashboard.serving import listen
+
+    def opened(url: str) -> None:
+        text.say(f"the fleet is at {url} (Ctrl-C ends it)")
+
+    with JobQueue.open(db, create=False, migrate=False) as queue:
+        listen(application(queue.status, queue.url), host, port, opened)
 
 
 def _models_here() -> list[str]:
