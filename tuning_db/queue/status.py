@@ -34,6 +34,11 @@ class JobCounts:
     seconds_left: float | None = None
     """An estimate from the leases that ended within the last hour, and the workers that are there; None without any."""
 
+    @property
+    def open(self) -> int:
+        """Jobs that are not over."""
+        return self.queued + self.leased
+
 
 @dataclass(frozen=True)
 class WorkerStatus:
@@ -76,7 +81,7 @@ class FleetStatus:
     @property
     def open(self) -> int:
         """Jobs that are not over."""
-        return sum(counts.queued + counts.leased for counts in self.jobs)
+        return sum(counts.open for counts in self.jobs)
 
     @property
     def failed(self) -> int:

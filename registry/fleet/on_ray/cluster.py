@@ -67,7 +67,7 @@ class ActorCluster:
     def look(self) -> None:
         """Bring actors in line with nodes and jobs, and pass on artifacts."""
         self._find_places()
-        waiting = bool(self._queue.waiting())
+        waiting = any(self._orders.concerns(job.device) for job, _ in self._queue.waiting())
         for place in self._places.values():
             if place.actor is not None:
                 self._hear(place)
@@ -174,7 +174,8 @@ class ActorCluster:
 
     def _order_variants(self) -> None:
         models = {one.device["name"]: one.device for one in self._places.values() if one.device}
-        for job, options in self._queue.waiting():
+        waiting = [(job, options) for job, options in self._queue.waiting() if self._orders.concerns(job.device)]
+        for job, options in waiting:
             device = next(iter(models.values()), None) if job.device == "cpu" else models.get(job.device)
             for problem in job.problems if device else ():
                 key = (str(device), problem.key)

@@ -70,7 +70,7 @@ def models_of(address: str, device: str) -> list[str]:
 
 
 def drive(orders: ClusterOrders, queue: JobQueue, tell: Callable[[str], None]) -> None:
-    """Work on the queue's jobs until none is open; Ctrl-C gives the present jobs back.
+    """Work on the queue's jobs for the orders' models until none is open; Ctrl-C gives the present jobs back.
 
     When the cluster goes away (its head is started again), actors are made anew as soon as it is back: jobs and trials
     are in the database. Raises RegistryError for a cluster that is not there, or stays away.
@@ -82,7 +82,7 @@ def drive(orders: ClusterOrders, queue: JobQueue, tell: Callable[[str], None]) -
         if not fault:
             with _Held(orders, lambda event: tell(_line(event))) as cluster:
                 while cluster.process.poll() is None and (cluster.joined or time.monotonic() - began < _JOIN_S):
-                    if not patiently(queue.status).open:
+                    if not any(one.open for one in patiently(queue.status).jobs if orders.concerns(one.device)):
                         return
                     time.sleep(_LOOK_S)
             if cluster.process.returncode == NO_PLACE:

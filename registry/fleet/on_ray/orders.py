@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 NO_PLACE = 3
@@ -18,6 +18,7 @@ class ClusterOrders:
     device     "cuda": a worker for each GPU; "cpu": one for each node
     plugins    name -> text of plugin files
     compilers  CPU actors that compile ahead
+    models     of the devices whose jobs are worked on; empty for all
     """
 
     address: str
@@ -26,6 +27,11 @@ class ClusterOrders:
     lease_s: float = 180.0
     plugins: Mapping[str, str] = field(default_factory=dict)
     compilers: int = 0
+    models: Sequence[str] = ()
+
+    def concerns(self, device: str) -> bool:
+        """Whether jobs for this model of device are worked on."""
+        return not self.models or device in self.models
 
 
 @dataclass(frozen=True)
