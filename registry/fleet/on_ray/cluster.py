@@ -31,7 +31,11 @@ _END_S = 90.0
 _MOST_STARTS = 3
 """Starts of a worker in one place that may end badly before the place is left alone."""
 _AGAIN_S = 10.0
-"""Seconds before a worker that has left, since there was no job for it, is started again for a job that waits."""
+"""Seconds before a worker that has left, since there was no job for it, is started again for a job that waits.
+
+Twice as long each time: the jobs that wait may be for another model.
+"""
+_MOST_DOUBLINGS = 5
 
 
 @dataclass
@@ -47,7 +51,8 @@ class _Place:
     describing: Any = None
     bad_ends: int = 0
     shut: bool = False
-    idle_since: float = 0.0
+    again_at: float = 0.0
+    idle: int = 0
     taken: int = 0
 
 
@@ -71,7 +76,7 @@ class ActorCluster:
         for place in self._places.values():
             if place.actor is not None:
                 self._hear(place)
-            elif not place.shut and waiting and time.monotonic() - place.idle_since > _AGAIN_S:
+            elif not place.shut and waiting and time.monotonic() >= place.again_at:
                 self._start(place)
         if self._orders.compilers:
             self._describe()
@@ -105,7 +110,7 @@ class ActorCluster:
             host = node["NodeManagerHostname"]
             for index in range(self._count(node["Resources"])):
                 if (number, index) not in self._places:
-                    self._places[number, index] = _Place(number, host, index, idle_since=-_AGAIN_S)
+                    self._places[number, index] = _Place(number, host, index)
                     _say("joined", host, f"{self._orders.device} {index} of node {number[:8]}")
 
     def _count(self, resources: Mapping[str, float]) -> int:
@@ -142,7 +147,8 @@ class ActorCluster:
         if report.code is None:
             return
         ray.kill(place.actor)
-        place.actor, place.idle_since = None, time.monotonic()
+        place.actor, place.idle = None, min(place.idle + 1, _MOST_DOUBLINGS)
+        place.again_at = time.monotonic() + _AGAIN_S * 2 ** (place.idle - 1)
         if report.code in {1, 2}:  # it has said why: this node cannot work, or may not
             place.shut = True
         elif report.code != 0:
@@ -156,7 +162,7 @@ class ActorCluster:
         place.actor = place.report = None
         place.bad_ends += 1
         place.shut = place.bad_ends >= _MOST_STARTS
-        place.idle_since = -_AGAIN_S
+        place.again_at = 0.0
         _say("lost", place.host, why + ("; it is not started again" if place.shut else ""))
 
     # compiling ahead
