@@ -422,6 +422,22 @@ def fused_linear_cross_entropy_backward_implementations() -> Iterable[Implementa
     ]
 
 
+@implements("fused_linear_cross_entropy_gradients")
+def fused_linear_cross_entropy_gradients_implementations() -> Iterable[Implementation]:
+    """The loss of all logits, their gradient and two products, plain and compiled, and for some rows at a time."""
+    from .losses.linear_gradients import (
+        ChunkedLinearCrossEntropyGradients,
+        CompiledLinearCrossEntropyGradients,
+        LinearCrossEntropyGradients,
+    )
+
+    return [
+        LinearCrossEntropyGradients(),
+        CompiledLinearCrossEntropyGradients(),
+        ChunkedLinearCrossEntropyGradients(),
+    ]
+
+
 @implements("attention")
 def attention_implementations() -> Iterable[Implementation]:
     """Products and a softmax, and each of the kernels behind ``torch.nn.functional.scaled_dot_product_attention``."""

@@ -297,6 +297,13 @@ def fused_linear_cross_entropy_backward_implementations() -> Sequence[registry.I
     return [ChunkedLinearLossBackward()]
 
 
+@registry.implements("fused_linear_cross_entropy_gradients")
+def fused_linear_cross_entropy_gradients_implementations() -> Sequence[registry.Implementation]:
+    from .losses.linear_gradients import ChunkedLinearLossGradients
+
+    return [ChunkedLinearLossGradients()]
+
+
 @registry.implements("attention")
 def attention_implementations() -> Sequence[registry.Implementation]:
     from .attention.flash import TileAttention

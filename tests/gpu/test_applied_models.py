@@ -59,6 +59,7 @@ def test_a_step_is_captured_and_replayed() -> None:
     torch.testing.assert_close(captured, expected, atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.parametrize("form", ["eager", "compiled"])
 def test_a_training_step_is_as_exact_as_the_plain_models_with_half_the_memory_for_logits(form: str) -> None:
     """Of 2048 tokens and 65536 classes: the logits take 256 MiB in bfloat16."""

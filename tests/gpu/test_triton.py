@@ -67,6 +67,12 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         ]
         for gradient in ("", "_backward")
     },
+    "fused_linear_cross_entropy_gradients": [
+        {"rows": rows, "cols": cols, "k": k, "reduction": reduction, "bias": bias}
+        for rows, cols, k, reduction, bias in (
+            (5000, 32000, 512, "mean", False), (3, 128256, 256, "mean", True), (1500, 50257, 100, "sum", False),
+        )
+    ],
     **{
         f"silu_and_mul{gradient}": [
             {"rows": 3000, "cols": 14336}, {"rows": 1, "cols": 11008}, {"rows": 999, "cols": 101},

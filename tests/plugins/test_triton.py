@@ -104,7 +104,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "cross_entropy_backward triton.tile": {"rows": 8192, "cols": 128256, **MEAN},
     **{
         f"fused_linear_cross_entropy{gradient} triton.chunked": {"rows": 8192, "cols": 128256, "k": 64, **LINEAR_LOSS}
-        for gradient in ("", "_backward")
+        for gradient in ("", "_backward", "_gradients")
     },
     **{
         f"attention{gradient} triton.flash": {"batch": 2, "q_len": 2048, "kv_len": 2048, **HEADS}

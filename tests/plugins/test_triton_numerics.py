@@ -165,7 +165,7 @@ def check_rounds(name: str, place: int, most: int | None) -> None:
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 @pytest.mark.usefixtures("_interpreter_that_loops")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
-@pytest.mark.parametrize(("gradient", "block"), [("", 2048), ("_backward", 16)])
+@pytest.mark.parametrize(("gradient", "block"), [("", 2048), ("_backward", 16), ("_gradients", 2048)])
 def test_numerics_of_several_chunks(gradient: str, block: int) -> None:
     """Chunks of fewer rows, or columns, than the space has, the last one of 8."""
     op = OPS[f"fused_linear_cross_entropy{gradient}"]

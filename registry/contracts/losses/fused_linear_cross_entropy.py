@@ -77,7 +77,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     return x, weight, target, bias, ignore_index, problem.reduction, smoothing
 
 
-def _row_errors(problem: Problem, values: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def row_errors(problem: Problem, values: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """What the lse and the loss of each row may err by, float64 [rows], in roundings of the problem's dtype.
 
     The logits' roundings are independent, so that those of a mean with weights ``p`` err by four times the root of
@@ -101,14 +101,14 @@ def _row_errors(problem: Problem, values: Mapping[str, Any]) -> tuple[torch.Tens
 
 def _lse_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
     """In float32's roundings, since lse is float32 beside halves whose logits are rounded."""
-    error, _ = _row_errors(problem, values)
+    error, _ = row_errors(problem, values)
     allowed: torch.Tensor = reference.abs() + error / fp32_weight(problem)
     return allowed
 
 
 def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
     """Relative to each output, and to the errors of the logits that it is made of."""
-    _, error = _row_errors(problem, values)
+    _, error = row_errors(problem, values)
     size = reference.abs()
     if problem.reduction != "none":
         error = error.sum() + fp32_weight(problem) * size * math.sqrt(problem.rows)

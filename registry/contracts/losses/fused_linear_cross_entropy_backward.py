@@ -6,15 +6,13 @@ its gradient by itself.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ...contract import Floor, Op, RowMajor, Tolerance
 from ...problem import Arguments, Problem, Value
-from ..rounding import fp32_weight, underflow, units
 from .cross_entropy_backward import check_saved, cross_entropy_backward_reference, drawn_gradient, row_factors
 from .fused_linear_cross_entropy import FUSED_LINEAR_CROSS_ENTROPY
 from .linear_logits import (
@@ -23,9 +21,9 @@ from .linear_logits import (
     linear_log_sum_exp,
     linear_loss_examples,
     linear_loss_problem,
-    logit_errors,
     row_spans,
 )
+from .logit_gradients import GRADIENT_ATOL, GRADIENT_RTOL, LogitGradients
 from .targets import Targets, accumulator, check_smoothing
 
 
@@ -98,80 +96,14 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     return (grad_loss, x, weight, target, bias, lse, ignore_index, problem.reduction, smoothing, True, True, True)
 
 
-_RTOL = units(float32=3.0, half=1.5)
-
-
-class _LogitGradients:
-    """What each element of the logits' gradient may err by, and what follows for the op's three results."""
-
-    def __init__(self, problem: Problem, values: Mapping[str, Any]) -> None:
-        self._problem, self._values = problem, values
-        self._wide = accumulator(values["x"])
-        self._targets = Targets.among(problem.cols, values["target"], values["ignore_index"], self._wide)
-        factors = row_factors(values["grad_loss"], self._targets, problem.reduction)
-        counts = self._targets.kept & self._targets.inside
-        self._factors = factors.abs().masked_fill(~counts, 0.0).nan_to_num(0.0, 0.0, 0.0)
-        self._of_sum = fp32_weight(problem) * (8.0 + math.sqrt(max(problem.rows, problem.cols)))
-        self._least = self._lost() / _RTOL[str(problem.dtype)]
-
-    def _lost(self) -> float:
-        """What a gradient may lose below the least number: half a step of float16, of others all that is subnormal.
-
-        There exponentials are lost, too, before they are multiplied by the gradient of their row's loss.
-        """
-        if self._problem.dtype == "float16":
-            return 2.0**-25
-        largest = self._factors.max().item() if self._factors.numel() else 0.0
-        return float(torch.finfo(self._problem.torch_dtype).tiny * max(1.0, largest))
-
-    def squares(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Rows, and the squares of what their gradients may err by, in roundings of the dtype: [rows, cols].
-
-        A gradient may be rounded to the dtype; its exponential has the error of a logit, which counts exponentially.
-        """
-        rtol, smoothing = _RTOL[str(self._problem.dtype)], self._values["label_smoothing"]
-        for rows, logits, of_logit in logit_errors(self._problem, self._values):
-            power = logits - self._values["lse"][rows, None]
-            error = of_logit + fp32_weight(self._problem) * (16.0 + 2.0 * power.abs())
-            p = power.exp().nan_to_num(0.0, 0.0, 0.0)
-            gradient = p + smoothing / self._problem.cols
-            gradient.scatter_add_(-1, self._targets.place[rows, None], torch.ones_like(gradient[:, :1]))
-            allowed = (
-                gradient * (3.0 + self._of_sum) + p * (error * rtol).nan_to_num(0.0).clamp_max_(20.0).expm1_() / rtol
-            )
-            # in float64: the square of 1e-28 is 0 in float32
-            yield rows, (allowed * self._factors[rows, None]).double().square_()
-
-    def of_rows(self, reference: torch.Tensor) -> torch.Tensor:
-        """The scale of grad_x."""
-        weight = self._values["weight"].double()
-        squares = torch.cat([each @ weight.square() for _, each in self.squares()])
-        return self._together(reference, squares, weight.abs().sum(0))
-
-    def of_columns(self, reference: torch.Tensor) -> torch.Tensor:
-        """The scale of grad_weight, or of grad_bias, whose factor is 1 where that of grad_weight is x."""
-        x = self._values["x"].double().masked_fill(~self._targets.kept[:, None], 0.0)
-        if reference.dim() == 1:
-            x = torch.ones_like(x[:, :1])
-        squares = torch.zeros(self._problem.cols, x.shape[1], dtype=torch.float64, device=x.device)
-        for rows, each in self.squares():
-            squares.addmm_(each.T, x[rows].square())
-        return self._together(reference, squares.view(reference.shape), x.abs().sum(0))
-
-    def _together(self, reference: torch.Tensor, squares: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
-        """``lost``: the sum of what gradients are multiplied by, since all of them may be too small alike."""
-        error = squares.sqrt_() + self._least * lost
-        return reference.abs() * (1.0 + self._of_sum) + error.nan_to_num(0.0, 0.0, 0.0)
-
-
 def _of_rows(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
     """Relative to each output, and to the root of the squared errors of the terms that it sums."""
-    return _LogitGradients(problem, values).of_rows(reference) if reference.numel() else reference
+    return LogitGradients(problem, values).of_rows(reference) if reference.numel() else reference
 
 
 def _of_columns(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
     """Relative to each output, and to the root of the squared errors of the terms that it sums."""
-    return _LogitGradients(problem, values).of_columns(reference) if reference.numel() else reference
+    return LogitGradients(problem, values).of_columns(reference) if reference.numel() else reference
 
 
 def _floor(problem: Problem) -> Floor:
@@ -195,8 +127,8 @@ FUSED_LINEAR_CROSS_ENTROPY_BACKWARD = Op(
     problem=_problem,
     inputs=_inputs,
     floor=_floor,
-    tolerance=Tolerance(_RTOL, underflow(128) | {"float16": underflow()["float16"]}, _of_columns),
-    tolerances={"grad_x": Tolerance(_RTOL, underflow(128) | {"float16": underflow()["float16"]}, _of_rows)},
+    tolerance=Tolerance(GRADIENT_RTOL, GRADIENT_ATOL, _of_columns),
+    tolerances={"grad_x": Tolerance(GRADIENT_RTOL, GRADIENT_ATOL, _of_rows)},
     static=FUSED_LINEAR_CROSS_ENTROPY.static,
     dynamic=FUSED_LINEAR_CROSS_ENTROPY.dynamic,
     choices=FUSED_LINEAR_CROSS_ENTROPY.choices,

@@ -51,7 +51,7 @@ def registry_attention(  # noqa: PLR0913
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), _kept_alone(value.transpose(1, 2))
     cap, q_len = softcap or 0.0, q.shape[1]
     if attention_mask is not None and not _is_lengths(attention_mask):
         mask = _broadcast(attention_mask, query, key)
@@ -102,6 +102,13 @@ def registry_mask(
         **others,
     )
     return made
+
+
+def _kept_alone(value: torch.Tensor) -> torch.Tensor:
+    """A copy of values that autograd would keep with the queries and keys beside them, which nobody needs any more."""
+    if is_dynamo_compiling() or not (torch.is_grad_enabled() and value.requires_grad) or value._base is None:
+        return value
+    return value.contiguous() if value._base.numel() > 2 * value.numel() else value
 
 
 def _is_lengths(mask: torch.Tensor) -> bool:

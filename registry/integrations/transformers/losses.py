@@ -9,6 +9,7 @@ import torch
 from ...api import call
 from ...contracts.checks import HALVES
 from .forwards.fused_losses import FusedOutput, fused_output
+from .forwards.loss_gradients import has_gradients, loss_with_gradients
 
 
 def causal_lm_loss(
@@ -33,24 +34,32 @@ def causal_lm_loss(
     how: dict[str, Any] = {"ignore_index": ignore_index}
     how["reduction"] = "mean" if num_items_in_batch is None else "sum"
     output = fused_output(logits)
-    if output is None:
-        rows = logits.reshape(-1, vocab_size)
-        loss, lse = call("cross_entropy", rows, targets, **how)
+    if output is not None and has_gradients(output):
+        loss = loss_with_gradients(output, targets, **how).float()
     else:
-        loss, lse = call("fused_linear_cross_entropy", output.rows, output.weight, targets, output.bias, **how)
-    if loss.dtype in HALVES:
-        with torch.no_grad():
-            exact = _in_float32(rows if output is None else output, targets, lse, **how)
-            # the loss in fp32, its gradient by the op, whose loss is rounded to the logits' dtype
-            exact -= loss.float()
-        loss = loss.float() + exact
-    loss = loss.float()
+        loss = _loss(logits.reshape(-1, vocab_size) if output is None else output, targets, how)
     if num_items_in_batch is not None:
         count = (
             num_items_in_batch.to(loss.device) if isinstance(num_items_in_batch, torch.Tensor) else num_items_in_batch
         )
         loss = loss / count
     result: torch.Tensor = loss
+    return result
+
+
+def _loss(logits: torch.Tensor | FusedOutput, targets: torch.Tensor, how: dict[str, Any]) -> torch.Tensor:
+    """The loss of logits, or of what makes them, in float32."""
+    if isinstance(logits, FusedOutput):
+        loss, lse = call("fused_linear_cross_entropy", logits.rows, logits.weight, targets, logits.bias, **how)
+    else:
+        loss, lse = call("cross_entropy", logits, targets, **how)
+    if loss.dtype in HALVES:
+        with torch.no_grad():
+            # the loss in fp32, its gradient by the op, whose loss is rounded to the logits' dtype
+            exact = _in_float32(logits, targets, lse, **how)
+            exact -= loss.float()
+        loss = loss.float() + exact
+    result: torch.Tensor = loss.float()
     return result
 
 

@@ -58,7 +58,10 @@ class _Step:
         loss: Dims = {"rows": self._tokens, "cols": head.outputs, "reduction": "mean", "dtype": self._dtype}
         if self._training and not decoder.changes_logits:
             fused: Dims = {**loss, "k": head.inputs, "bias": head.bias}
-            yield from self._with_backward("fused_linear_cross_entropy", fused)
+            if self._dtype == "float16":  # its gradients wait for the loss scale
+                yield from self._with_backward("fused_linear_cross_entropy", fused)
+            else:
+                yield ("fused_linear_cross_entropy_gradients", fused), 1
             return
         # a prompt's logits are needed of the last token of each sequence alone
         for one in self._product(head, self._tokens if self._training else self._phase.batch):

@@ -88,6 +88,19 @@ def test_frozen_projections_and_transforms_of_torch(calls: list[str]) -> None:
     assert calls == []
 
 
+def test_a_second_derivative_of_a_rotation_is_an_error(calls: list[str]) -> None:
+    model = tiny("llama")
+    apply(model)
+    calls.clear()
+    q, k = (torch.randn(1, heads, 5, 16, requires_grad=True) for heads in (4, 2))
+    cos, sin = model.model.rotary_emb(q, torch.arange(5)[None])
+    query, key = modeling_llama.apply_rotary_pos_emb(q, k, cos, sin)
+    (slope,) = torch.autograd.grad(query.square().sum() + key.sum(), q, create_graph=True)
+    assert calls == ["rotary_embedding"] * 2
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
 def test_positions_of_each_sequence_and_of_all_rotate_alike(calls: list[str]) -> None:
     plain, applied = tiny("llama"), tiny("llama")
     apply(applied)

@@ -43,7 +43,8 @@ def test_they_are_called_as_often_as_derived(family: str, tmp_path: Path) -> Non
     # embeddings stay transformers' own
     assert {problem: count for problem, count in derived.items() if not problem.op.startswith("embedding")} == called
     assert {
-        "fused_linear_cross_entropy_backward",
+        "fused_linear_cross_entropy_gradients",
+        "rotary_embedding",
         "silu_and_mul_backward",
         "attention_backward",
         "linear_backward",

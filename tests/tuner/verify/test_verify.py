@@ -104,7 +104,7 @@ DIMS: Mapping[str, dict[str, Value]] = {
         f"fused_linear_cross_entropy{gradient}": {
             "rows": 5, "cols": 1001, "k": 24, "reduction": reduction, "bias": True, "dtype": "bfloat16",
         }
-        for gradient, reduction in (("", "mean"), ("_backward", "none"))
+        for gradient, reduction in (("", "mean"), ("_backward", "none"), ("_gradients", "mean"))
     },
     **{
         f"attention{gradient}": {

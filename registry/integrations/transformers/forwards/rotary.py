@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
@@ -125,7 +126,7 @@ class _Rotation(torch.autograd.Function):
         return _copies(q, k, held.positions, held.table)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return *_copies(q, k, ctx.held.positions, ctx.held.back), None
 
