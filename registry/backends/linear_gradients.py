@@ -43,7 +43,9 @@ class LinearGradients:
         several = problem.torch_dtype.itemsize == 2 and problem.rows > chunk
         return bool(several and (chunk < _PART or problem.rows > _PARTS * chunk))
 
-    def __init__(self, outputs: Sequence[torch.Tensor], arguments: tuple[Any, ...], scratch: Sequence[torch.Tensor]):
+    def __init__(
+        self, outputs: Sequence[torch.Tensor], arguments: tuple[Any, ...], scratch: Sequence[torch.Tensor]
+    ) -> None:
         x, self._weight, target, bias, ignore_index, reduction = arguments[:6]
         self._need_x, self._need_weight, self._need_bias = arguments[7:]
         self._need_bias = self._need_bias and bias is not None

@@ -168,6 +168,12 @@ def transforming() -> bool:
     return peek is None or peek() is not None
 
 
+def keeps_graph() -> bool:
+    """True if the backward that runs keeps its graph, so that another may follow, or if torch does not tell."""
+    keeps = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", None)
+    return keeps is None or bool(keeps())
+
+
 below_autograd: Callable[[], AbstractContextManager[Any]] | None = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
 """A context in which torch's operators skip their autograd kernels; None if this torch has none."""
 

@@ -173,6 +173,22 @@ def test_a_second_backward_gives_the_first_ones_gradients(dtype: torch.dtype) ->
     assert all(one.any() for one in first.values())
 
 
+def test_the_weights_gradient_is_the_tensor_that_the_forward_has_computed() -> None:
+    """As large as the weight, it is scaled where it lies, unless another backward may follow."""
+    for retain in (False, True):
+        model = applied(tie_word_embeddings=False)
+        kept = set()
+
+        def pack(tensor: torch.Tensor, held: set[int] = kept) -> torch.Tensor:
+            held.add(tensor.data_ptr())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = model(prompt(), labels=labels(), use_cache=False).loss * 2.0
+        loss.backward(retain_graph=retain)
+        assert (model.lm_head.weight.grad.data_ptr() in kept) is not retain
+
+
 @pytest.mark.parametrize("frozen", ["lm_head.weight", "model"])
 def test_what_is_frozen_gets_no_gradient(frozen: str) -> None:
     plain, model = training(tie_word_embeddings=False), applied(tie_word_embeddings=False)

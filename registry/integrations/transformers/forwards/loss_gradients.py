@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,13 +9,8 @@ from torch.autograd.function import once_differentiable
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
-from ....dispatch.torch_side.torch_private import transforming
+from ....dispatch.torch_side.torch_private import keeps_graph, transforming
 from .fused_losses import FusedOutput
-
-_keeps_graph: Callable[[], bool] | None = getattr(
-    getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", None
-)
-"""Private: whether the backward that runs keeps its graph for another one; not in every torch."""
 
 
 def has_gradients(output: FusedOutput) -> bool:
@@ -48,11 +42,9 @@ class _LossWithGradients(torch.autograd.Function):
         ignore_index: int, reduction: str,
     ) -> torch.Tensor:  # fmt: skip
         needs = ctx.needs_input_grad[:3]
-        given = (each if each is None else each.detach() for each in (rows, weight, bias))
-        x, w, b = given
-        loss, *found = call(
-            "fused_linear_cross_entropy_gradients", x, w, targets, b, ignore_index, reduction, 0.0, *needs
-        )
+        x, w, b = (each if each is None else each.detach() for each in (rows, weight, bias))
+        how = (ignore_index, reduction, 0.0)
+        loss, *found = call("fused_linear_cross_entropy_gradients", x, w, targets, b, *how, *needs)
         ctx.needs = needs
         ctx.save_for_backward(*[each for each, needed in zip(found, needs, strict=True) if needed])
         result: torch.Tensor = loss
@@ -69,6 +61,6 @@ def _scaled(gradient: torch.Tensor, grad_loss: torch.Tensor) -> torch.Tensor:
     """``gradient * grad_loss``, multiplied in float32 and rounded once; in place where no other backward can follow."""
     # a tensor of one dimension is not rounded to the dtype of halves before
     factor = grad_loss.reshape(1)
-    if not is_dynamo_compiling() and _keeps_graph is not None and not _keeps_graph():
+    if not is_dynamo_compiling() and not keeps_graph():
         return gradient.mul_(factor)
     return (gradient * factor).to(gradient.dtype)
