@@ -57,8 +57,10 @@ docs: $(STAMP)
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
+# the project once more: Ray has a script named tune, too, and the last one written stays
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --editable '.[cuda]' --group dev
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --reinstall-package kernel-registry --editable .
 	touch $@

@@ -125,6 +125,10 @@ class StoreError(RegistryError):
     """A tuning database that cannot be opened, read or written."""
 
 
+class FleetVersionError(RegistryError):
+    """A node whose versions of torch, Triton or plugins are not those of the fleet; the message names each."""
+
+
 class ReleaseError(StoreError):
     """A release that cannot be found, read or made, or ranks of a job that do not run the same one."""
 

@@ -1,6 +1,6 @@
 """The tuner's store: trials, the decisions made from them and the winners, in SQLite or PostgreSQL.
 
-Importing this package loads neither SQLAlchemy nor alembic; the first use of :class:`Store` does.
+Importing this package loads neither SQLAlchemy nor alembic; the first use of :class:`Store` or :class:`JobQueue` does.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from .errors import (
     ForeignDatabaseError,
     InvalidRecordError,
     LostDatabaseError,
+    LostLeaseError,
     MissingDatabaseError,
     NewerSchemaError,
     OutdatedSchemaError,
@@ -25,6 +26,7 @@ from .identities import REGIMES, CandidateKey, Environment, ProblemKey, Protocol
 from .records import Decision, Final, Interval, Statistics, StoredRun, Transfer, Trial, is_noise
 
 if TYPE_CHECKING:
+    from .queue.job_queue import JobQueue
     from .store import Store
 
 __all__ = [
@@ -39,7 +41,9 @@ __all__ = [
     "ForeignDatabaseError",
     "Interval",
     "InvalidRecordError",
+    "JobQueue",
     "LostDatabaseError",
+    "LostLeaseError",
     "MissingDatabaseError",
     "NewerSchemaError",
     "OutdatedSchemaError",
@@ -63,6 +67,11 @@ def __getattr__(name: str) -> object:
 
         globals()["Store"] = Store
         return Store
+    if name == "JobQueue":
+        from .queue.job_queue import JobQueue
+
+        globals()["JobQueue"] = JobQueue
+        return JobQueue
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

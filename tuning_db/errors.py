@@ -48,6 +48,10 @@ class BusyDatabaseError(TuningDBError):
     """Another process held the database's lock for longer than the busy timeout."""
 
 
+class LostLeaseError(TuningDBError):
+    """A worker's lease of a job has expired, or another worker holds the job: it may not decide anything any more."""
+
+
 class InvalidRecordError(TuningDBError, ValueError):
     """A record cannot be stored: a type that JSON lacks, a number that is not finite, an unknown run."""
 

@@ -27,10 +27,10 @@ VERSION_TABLE = "tuning_db_version"
 STAMPS = f"SELECT version_num FROM {VERSION_TABLE}"
 """Query of the version that the table holds."""
 
-LATEST = 4
+LATEST = 5
 """The version that this code writes."""
 
-READABLE = frozenset({1, 2, 3, 4})
+READABLE = frozenset({1, 2, 3, 4, 5})
 """The versions that are read without migrating them."""
 
 RELEASES = 4
@@ -56,9 +56,9 @@ def read_version(connection: Connection, shown: str) -> int:
     tables = set(inspect(connection).get_table_names())
     if VERSION_TABLE not in tables:
         if connection.dialect.name != "sqlite":  # a server's database may be shared with other applications
-            from .models import StoredRow
+            from .queue.tables import ALL
 
-            tables &= set(StoredRow.metadata.tables)
+            tables &= set(ALL.tables)
         refuse_foreign(tables, shown)
         return 0
     return version_of([stamp for (stamp,) in connection.execute(text(STAMPS))], shown)
@@ -127,11 +127,11 @@ def _create(connection: Connection) -> None:
     """Makes the tables of LATEST and the version table, as alembic makes it, in an empty database."""
     from sqlalchemy import Column, MetaData, PrimaryKeyConstraint, String, Table
 
-    from .models import StoredRow
+    from .queue.tables import ALL
 
     key = PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc")
     stamp = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), nullable=False), key)
-    StoredRow.metadata.create_all(connection, checkfirst=False)
+    ALL.create_all(connection, checkfirst=False)
     stamp.create(connection)
     connection.execute(stamp.insert().values(version_num=f"{LATEST:04}"))
 

@@ -17,6 +17,8 @@ from .identity_rows import Identities, KnownIds
 from .keys import plain_mapping
 from .models import RunRow, TrialRow
 from .queries import Queries
+from .queue import fencing
+from .queue.entries import Fence
 from .records import Decision, Final, PlainTrial, StoredRun, Trial, new_uid, now
 from .releases import Release
 
@@ -30,18 +32,27 @@ class Store(Queries):
     Every method raises a TuningDBError when the database cannot be read or written.
     """
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: Opened, fence: Fence | None = None) -> None:
         super().__init__(opened)
         self._known: KnownIds = {}
+        self._fence = fence
 
     @classmethod
-    def open(cls, url: str | Path | None = None, *, create: bool = True, migrate: bool = True) -> Store:
+    def open(
+        cls,
+        url: str | Path | None = None,
+        *,
+        create: bool = True,
+        migrate: bool = True,
+        fence: Fence | None = None,
+    ) -> Store:
         """Opens the database at ``url``: a path or SQLAlchemy URL, else ``KERNEL_REGISTRY_DB``, else the default file.
 
         With ``create`` a missing database is made, else it is a MissingDatabaseError. With ``migrate`` an older schema
-        is brought up to date, else it is read unchanged. A file that cannot be written opens for reading.
+        is brought up to date, else it is read unchanged. A file that cannot be written opens for reading. With a
+        ``fence`` decisions are published only while its lease holds.
         """
-        return cls(open_database(locate(url), create=create, upgrade=migrate))
+        return cls(open_database(locate(url), create=create, upgrade=migrate), fence)
 
     @staticmethod
     def upgrade(url: str | Path | None = None) -> tuple[int, int]:
@@ -157,9 +168,10 @@ class Store(Queries):
         Where its problem, environment and regime have no winner yet it becomes the first, whatever ``previous`` says:
         that may be the winner under other software. False if another process published meanwhile: the decision is kept,
         the winner stays, and the finals must be run against the new winner. A decision that is stored already is left
-        as it is, so a retry is harmless.
+        as it is, so a retry is harmless. Raises LostLeaseError, and stores nothing, if the store's fence does not hold.
         """
         with self._opened.writing() as session:
+            job = None if self._fence is None else fencing.hold(session, self._fence)
             writing.require_run(session, run)
             if writing.is_stored(session, decision):  # by an earlier call, whose answer was lost
                 return writing.is_winner(session, decision)
@@ -167,7 +179,10 @@ class Store(Queries):
             number = writing.add_decisions(session, identities, [(run, decision)])[decision.uid]
             writing.add_finals(session, identities, [(number, decision, finals)])
             place = writing.place_of(writing.measured(decision, identities), decision.protocol.regime)
-            return writing.swap_winner(session, place, number, decision.previous)
+            won = writing.swap_winner(session, place, number, decision.previous)
+            if won and self._fence is not None and job is not None:
+                fencing.record(session, self._fence, job, place["problem_id"], number)
+            return won
 
     def load(self, stream: TextIO) -> int:
         """Imports a file that :meth:`export` wrote; returns the number of new records.

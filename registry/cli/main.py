@@ -16,6 +16,7 @@ from .db import upgrade
 from .doctor import doctor
 from .exchange import export, import_
 from .explain import explain
+from .fleet.commands import plan, status, watch, work
 from .ops import ops
 from .plugins import plugins
 from .profile import profile
@@ -46,6 +47,12 @@ def new_registry_app() -> typer.Typer:
     database.command(name="upgrade")(upgrade)
     database.callback()(_several)
     program.add_typer(database, name="db")
+    fleet = application.new_app("Many GPUs, many machines: a queue in the database, and workers.")
+    fleet.command(name="plan")(plan)
+    fleet.command(name="work")(work)
+    fleet.command(name="status")(status)
+    fleet.command(name="watch")(watch)
+    program.add_typer(fleet, name="fleet")
     releases = application.new_app("Sets of winners that never change: to pin processes to, to sign and to pass on.")
     releases.command(name="create")(release.create)
     releases.command(name="list")(release.list_)

@@ -94,6 +94,21 @@ Storage = Annotated[
     ),
 ]  # fmt: skip
 
+Fleet = Annotated[
+    str | None,
+    typer.Option(
+        "--fleet", metavar="ADDRESS",
+        help="Tune on a Ray cluster: auto, local or ray://HOST:10001. With --device cpu on its CPUs, else on its GPUs.",
+    ),
+]  # fmt: skip
+Compilers = Annotated[
+    int,
+    typer.Option(
+        "--compilers", metavar="N", parser=whole_number,
+        help="With --fleet: CPUs of the cluster that compile ahead for all of its GPUs.",
+    ),
+]  # fmt: skip
+
 
 def tune(  # noqa: PLR0913, PLR0917  (an option each)
     shapes: of_model.ShapesFile = None,
@@ -123,6 +138,8 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     regime: Regime = "cold",
     sampler: SamplerName = "registry",
     storage: Storage = "",
+    fleet: Fleet = None,
+    compilers: Compilers = 0,
     json: Json = False,
 ) -> None:
     """Find and store the winner of each problem.
@@ -139,6 +156,20 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     )
     check_source(shapes, told_model, misses=from_misses)
     ops, names = split("--op", op), split("--implementations", implementations)
+    if fleet is not None:
+        _refuse_beside_fleet(time_limit, storage, dry_run=dry_run, json=json)
+        from ..device import Device
+        from ..tuner.limits import Budget
+        from ..tuner.options import TuneOptions
+        from .fleet.on_ray import tune_on_fleet
+
+        catalog = catalog_with(plugin)
+        told, _ = told_shapes(shapes, told_model, catalog, ops, Device.best())
+        options = TuneOptions(
+            Budget(budget, trials), implementations=names, retune=retune, all_sizes=all_sizes, regime=regime,
+            sampler=sampler,
+        )  # fmt: skip
+        raise typer.Exit(tune_on_fleet(told, catalog, fleet, device, db, options, plugin or (), compilers))
     from ..tuner.processes import spawning
     from ..tuner.workers import preloading
 
@@ -160,6 +191,12 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
         results, display = _tuned(told, catalog, there, notes, db, options, json=json)
     display.conclude(results)
     raise typer.Exit(_exit_code(results, display))
+
+
+def _refuse_beside_fleet(time_limit: float | None, storage: str, *, dry_run: bool, json: bool) -> None:
+    given = {"--time-limit": time_limit, "--storage": storage, "--dry-run": dry_run, "--json": json}
+    if names := [name for name, value in given.items() if value]:
+        raise typer.BadParameter(f"{', '.join(names)} with --fleet: jobs are tuned one by one, by many workers")
 
 
 def _tuned(

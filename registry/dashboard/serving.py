@@ -1,4 +1,4 @@
-"""Serves optuna-dashboard from a small web server in this process."""
+"""Serves pages, optuna-dashboard among them, from a small web server in this process."""
 
 from __future__ import annotations
 
@@ -72,14 +72,22 @@ def _names_this_server(asked: str, names: Collection[str]) -> bool:
 
 
 def serve(storage: InMemoryStorage, host: str, port: int, opened: Callable[[str], None]) -> None:
-    """Serves until interrupted, after calling ``opened`` with the address.
+    """Serves optuna-dashboard until interrupted, after calling ``opened`` with the address.
 
     Raises RegistryError for an address that cannot be used.
     """
     from optuna_dashboard import wsgi
 
+    listen(wsgi(storage), host, port, opened)
+
+
+def listen(application: WSGIApplication, host: str, port: int, opened: Callable[[str], None]) -> None:
+    """Serves an application, guarded, until interrupted, after calling ``opened`` with the address.
+
+    Raises RegistryError for an address that cannot be used.
+    """
     try:
-        server = make_server(host, port, guarded(wsgi(storage), host), server_class=_Server, handler_class=_Quiet)
+        server = make_server(host, port, guarded(application, host), server_class=_Server, handler_class=_Quiet)
     except OSError as fault:
         raise RegistryError(
             f"cannot listen on {host} port {port}: {fault.strerror}", hint="choose another --port; 0 takes a free one"

@@ -10,6 +10,8 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 _PATIENCE_S = 2.0
@@ -66,11 +68,29 @@ class ProcessTree:
 
 def descendants(root: int) -> list[int]:
     """Numbers of a process and all that descend from it, parents first."""
+    children = _children if _tells_children() else _children_by_parents()
     found, place = [root], 0
     while place < len(found):
-        found += _children(found[place])
+        found += children(found[place])
         place += 1
     return found
+
+
+@cache
+def _tells_children() -> bool:
+    """Whether the kernel lists the children of a thread; some are built without."""
+    return Path("/proc/thread-self/children").exists()
+
+
+def _children_by_parents() -> Callable[[int], list[int]]:
+    """The children of a process, by what all processes of the machine tell of their parents."""
+    found: dict[int, list[int]] = {}
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                text = (place / "stat").read_text(errors="replace")
+                found.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(int(place.name))
+    return lambda pid: found.get(pid, [])
 
 
 def _children(pid: int) -> list[int]:

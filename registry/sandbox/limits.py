@@ -33,7 +33,7 @@ class SandboxLimits:
 
     memory_bytes: int = 8 << 30
     temporary_bytes: int = 2 << 30
-    processes: int = 512
+    processes: int = 2048
     open_files: int = 1024
     gpu_bytes: int = 16 << 30
     load_s: float = 180.0

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from time import perf_counter_ns
 
 from ..errors import SandboxError
@@ -19,15 +19,13 @@ from . import wire
 from .bubblewrap import SandboxView, bubblewrap, options_of
 from .control_group import ControlGroup
 from .freezing import FreezingError, ProcessTree
+from .launching import settings, started
 from .limits import SandboxLimits, memory_is_short
-from .system_calls import filter_program
 
 _LOOK_S = 0.2
-_START_S = 20.0
 _END_S = 30.0
 _MOST_WORDS = 4096
 _LONGEST_MESSAGE = 600
-_JOIN = 'echo 0 > "$1"/cgroup.procs && shift && exec "$@"'
 _GIB = 1 << 30
 
 
@@ -59,10 +57,10 @@ class SandboxedProgram:
         os.set_blocking(self._output, False)
         told = json.dumps({**limits.as_data(), "is_gpu": is_gpu})
         command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), told]
-        arguments = [*options_of(program), *view.arguments(), *_settings(environment)]
+        arguments = [*options_of(program), *view.arguments(), *settings(environment)]
         try:
             with theirs:
-                self._process, root = _started(program, arguments, command, theirs.fileno(), writes, self._group)
+                self._process, root = started(program, arguments, command, theirs.fileno(), writes, self._group)
             if not root:
                 raise SandboxError(f"--sandbox: bubblewrap started nothing: {self._last_line() or 'no reason is told'}")
         except BaseException:
@@ -226,69 +224,6 @@ _STATUSES = frozenset({
     "unsupported", "compile_error", "out_of_resources", "wrong_result", "nondeterministic", "out_of_memory", "error",
 })  # fmt: skip
 """Statuses that a sandboxed program may give itself."""
-
-
-def _settings(environment: Mapping[str, str]) -> list[str]:
-    return [part for name, value in environment.items() for part in ("--setenv", name, value)]
-
-
-def _started(
-    program: str,
-    arguments: Sequence[str],
-    inside: Sequence[str],
-    channel: int,
-    output: int,
-    group: ControlGroup | None,
-) -> tuple[subprocess.Popen[bytes], int]:
-    """The process, and the number of the first process of its namespace, 0 if there was none."""
-    # arguments come from a file: inside, the command line of the namespace's first process can be read
-    held = _file(b"".join(part.encode() + b"\0" for part in arguments))
-    calls = _file(filter_program())
-    reads, info = os.pipe()
-    try:
-        command = [program, "--args", str(held), "--info-fd", str(info)]
-        command += [*(("--seccomp", str(calls)) if filter_program() else ()), "--", *inside]
-        if group is not None:
-            command = ["/bin/sh", "-c", _JOIN, "sh", str(group.folder), *command]
-        process = subprocess.Popen(
-            command,
-            env={},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=(channel, held, calls, info),
-        )
-        os.close(info)
-        info = -1
-        return process, _first_process(process, reads)
-    finally:
-        for descriptor in (held, calls, reads, info):
-            if descriptor >= 0:
-                os.close(descriptor)
-
-
-def _file(content: bytes) -> int:
-    """A descriptor of an anonymous file, to be read from its beginning."""
-    made = os.memfd_create("sandbox")
-    os.write(made, content)
-    os.lseek(made, 0, os.SEEK_SET)
-    return made
-
-
-def _first_process(process: subprocess.Popen[bytes], info: int) -> int:
-    poll, data = select.poll(), b""
-    poll.register(info, select.POLLIN)
-    until = time.monotonic() + _START_S
-    while (left := until - time.monotonic()) > 0 and poll.poll(left * 1e3):
-        more = os.read(info, 4096)
-        data += more
-        if not more or b"}" in data:
-            break
-    with contextlib.suppress(ValueError, KeyError):
-        return int(json.loads(data)["child-pid"])
-    process.kill()
-    process.wait()
-    return 0
 
 
 def _how(code: int) -> str:

@@ -74,7 +74,7 @@ class SandboxedSubject:
     def load(self, values: tuple[Any, ...], outputs: Sequence[TensorSpec], count: int) -> None:
         """Import the entrant, and share ``count`` slots with it, for arguments like ``values``."""
         self.program.ask(self._load, self._limits.load_s)
-        self._names = [
+        self._parameters = [
             parameter
             for parameter, value in zip(self._op.parsed.parameters, values, strict=True)
             for _ in tensors_in((value,))
@@ -84,7 +84,7 @@ class SandboxedSubject:
         self._memory = made(layout.nbytes, self._device.torch)
         self._slots = Slots(layout, self._memory.bytes)
         message = {
-            "do": "slots", "layout": layout.as_data(), "values": described(values), "arguments": len(self._names)
+            "do": "slots", "layout": layout.as_data(), "values": described(values), "arguments": len(self._parameters)
         }  # fmt: skip
         told = self.program.ask(message, self._limits.load_s, self._memory.descriptor)
         self.prepares, self.deterministic = told.get("prepares") is True, told.get("deterministic") is True
@@ -97,13 +97,16 @@ class SandboxedSubject:
     def timed(self, first: int, arguments: Sequence[tuple[Any, ...]], outputs: Sequence[Tensors]) -> float:
         """The µs of a request for calls in as many slots from ``first`` on as there are arguments and outputs."""
         given, count = list(map(tensors_in, arguments)), len(arguments)
-        changed = [self._write(first + place, tensors) for place, tensors in enumerate(given)]
+        if self.prepares:
+            self._renew_weights(first, given)
+        for call, tensors in enumerate(given):
+            for place, tensor in enumerate(tensors):
+                self._slots.flat(first + call, place).copy_(self._row(tensor, place))
+            self._slots.spoil(first + call, len(self._parameters))
         looks = self._early_looks(count)
         self._settle()
         if self._watch is not None and count > 1:
             self._watch.check_idle(self.program)
-        if self.prepares and any(changed):
-            self.program.ask({"do": "weights"}, self._limits.run_s)
         us = self.program.run(first, count)
         seen = [self._output(first + look.call, look.output)[look.places] for look in looks]
         self._settle()
@@ -111,11 +114,11 @@ class SandboxedSubject:
         if self._watch is not None:
             self._watch.check_memory(self.program, self._slots.layout.nbytes)
         self._read_back(first, given)
-        for call, tensors in enumerate(outputs):
-            for place, tensor in enumerate(tensors):
-                self._row(tensor, len(self._names) + place).copy_(self._output(first + call, place))
+        for call, results in enumerate(outputs):
+            for place, tensor in enumerate(results):
+                self._row(tensor, len(self._parameters) + place).copy_(self._output(first + call, place))
         for look, held in zip(looks, seen, strict=True):
-            self._row(outputs[look.call][look.output], len(self._names) + look.output)[look.places] = held
+            self._row(outputs[look.call][look.output], len(self._parameters) + look.output)[look.places] = held
         return us
 
     def request_us(self) -> float:
@@ -127,28 +130,30 @@ class SandboxedSubject:
         return min(taken)
 
     def _output(self, slot: int, place: int) -> torch.Tensor:
-        return self._slots.flat(slot, len(self._names) + place)
+        return self._slots.flat(slot, len(self._parameters) + place)
 
     def _row(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
         """A private tensor's memory as one row, holes included."""
         return tensor.as_strided((self._spans[place],), (1,), tensor.storage_offset())
 
-    def _write(self, slot: int, tensors: Sequence[torch.Tensor]) -> bool:
-        """Copy arguments into a slot, and spoil its outputs; returns whether one of the op's weights has changed."""
+    def _renew_weights(self, first: int, given: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Write weights that have changed, and let the entrant prepare them: before it may see any other input."""
         changed = False
-        for place, tensor in enumerate(tensors):
-            there, here = self._slots.flat(slot, place), self._row(tensor, place)
-            if self.prepares and self._names[place].name in self._op.weights:
-                changed |= not torch.equal(as_bits(there), as_bits(here))
-            there.copy_(here)
-        self._slots.spoil(slot, len(self._names))
-        return changed
+        for call, tensors in enumerate(given):
+            for place, tensor in enumerate(tensors):
+                there, here = self._slots.flat(first + call, place), self._row(tensor, place)
+                if self._parameters[place].name in self._op.weights and not torch.equal(as_bits(there), as_bits(here)):
+                    there.copy_(here)
+                    changed = True
+        self._settle()
+        if changed:
+            self.program.ask({"do": "weights"}, self._limits.run_s)
 
     def _early_looks(self, count: int) -> list[_EarlyLook]:
         """Places in the last call's outputs, whose work ends last, and in those of a call that is chosen at random."""
         looks = []
         for call in {count - 1, secrets.randbelow(count)}:
-            for output, span in enumerate(self._spans[len(self._names) :]):
+            for output, span in enumerate(self._spans[len(self._parameters) :]):
                 if span:
                     drawn = [0, span - 1, *(secrets.randbelow(span) for _ in range(_LOOKS))]
                     looks.append(_EarlyLook(call, output, torch.tensor(drawn, device=self._device.torch)))
@@ -160,10 +165,10 @@ class SandboxedSubject:
         for call, tensors in enumerate(given):
             for place, tensor in enumerate(tensors):
                 there, here = self._slots.flat(first + call, place), self._row(tensor, place)
-                if self._names[place].mutated:
+                if self._parameters[place].mutated:
                     here.copy_(there)
                 elif call in looked_at and not torch.equal(as_bits(there), as_bits(here)):
-                    self.program.refuse("wrong_result", f"it changes its input {self._names[place].name}")
+                    self.program.refuse("wrong_result", f"it changes its input {self._parameters[place].name}")
 
     def _settle(self) -> None:
         if self._device.type == "cuda":

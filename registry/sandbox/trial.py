@@ -12,6 +12,7 @@ import torch
 from ..artifact import Built
 from ..device import Device
 from ..dispatch.plans.plan import Candidate, Plan, build
+from ..faults.device_faults import out_of_memory
 from ..implementation import Implementation, Run
 from ..problem import Problem
 from ..space import Config
@@ -26,6 +27,7 @@ from ..tuner.verify.session import Session
 from ..tuner.verify.timed import TimedPlan
 from ..tuner.verify.verdicts import WrongError
 from ..tuner.verify.verify import verify, verify_timed
+from ..tuner.workers.device_lock import DeviceLock
 from .entrant import SandboxedEntrant
 from .limits import SandboxLimits
 from .program import EntrantError
@@ -152,6 +154,10 @@ def trial(entrant: SandboxedEntrant, session: Session, limits: SandboxLimits, *,
         found = _tried(subject, entrant, session, judged=judged)
     except (EntrantError, WrongError) as fault:
         found = SandboxedTrial(Outcome(fault.status, fault.message))
+    except Exception as fault:
+        if not out_of_memory(fault):
+            raise
+        found = SandboxedTrial(Outcome("out_of_memory", "while it runs, there is no memory left for its inputs"))
     finally:
         subject.close()
     return replace(found, outcome=replace(found.outcome, seconds=time.perf_counter() - began))
@@ -164,6 +170,15 @@ def _tried(subject: SandboxedSubject, entrant: SandboxedEntrant, session: Sessio
     plan = _plan(subject, entrant, session)
     if judged:
         verify(plan, session)
+    lock = DeviceLock(session.device)
+    try:
+        with lock.held(lambda: None):
+            return _timed(subject, plan, session, judged=judged)
+    finally:
+        lock.close()
+
+
+def _timed(subject: SandboxedSubject, plan: Plan, session: Session, *, judged: bool) -> SandboxedTrial:
     timed = SandboxedTimedPlan(plan, session)
     sampler = RequestSampler(subject, timed, session)
     clocks = Clocks.of(session.device)

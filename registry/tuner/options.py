@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from tuning_db.queue.entries import Fence
 
 from .limits import Budget, Limits
 from .measure.protocol import REGIME
+from .patience import PATIENCE_S
 from .search.samplers.names import DEFAULT
 
 
@@ -22,6 +25,10 @@ class TuneOptions:
     regime           of the timing: "cold" or "hot"; dispatch runs winners of "cold"
     sampler          the name of the sampler that proposes candidates, see ``sampler_named``
     storage          a file or URL in which Optuna keeps the searches, see ``open_storage``; "" for none
+    patience_s       how long the database may be away before the run ends for it
+    details          kept with the run in the database, e.g. the job of a fleet
+    device_variance  variance of a log ratio between devices of the model, which decisions allow for
+    fence            the lease of a fleet's job, without which nothing is decided; None for a run of a user
     """
 
     budget: Budget = field(default_factory=Budget)
@@ -32,3 +39,7 @@ class TuneOptions:
     regime: str = REGIME
     sampler: str = DEFAULT
     storage: str = ""
+    patience_s: float = PATIENCE_S
+    details: Mapping[str, str | int] = field(default_factory=dict)
+    device_variance: float = 0.0
+    fence: Fence | None = None

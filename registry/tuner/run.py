@@ -42,17 +42,19 @@ def tune(
     options: TuneOptions | None = None,
     observer: Observer = lambda _: None,
     counts: Mapping[Problem, int] | None = None,
+    stop: threading.Event | None = None,
 ) -> tuple[Result, ...]:
     """Search, verify, measure and decide each problem on ``device``; store every trial and the winners.
 
     Several devices of one hardware identity share the problems; on each other hardware all problems are tuned, too.
     Problems that have a valid winner for this hardware, software, regime and source are reported and left alone, unless
     ``retune`` is among the options. Ctrl-C ends the run in order: what was measured is stored. ``counts``: how often a
-    program calls each problem; what takes most of its time is then tuned first, and longest. Raises StoreError when the
-    database cannot be used, UnknownNameError for an implementation that does not exist, InvalidArgumentError for a
-    sampler or a storage that cannot be used, InvalidDefinitionError for an op whose tolerance accepts a result that was
-    not computed, and PluginError for an op or an implementation that was added by a call in this process alone. Raises
-    CacheError where compilers cannot write, before the run or during it; what was measured is stored.
+    program calls each problem; what takes most of its time is then tuned first, and longest. ``stop`` ends the run as
+    Ctrl-C does. Raises StoreError when the database cannot be used, UnknownNameError for an implementation that does
+    not exist, InvalidArgumentError for a sampler or a storage that cannot be used, InvalidDefinitionError for an op
+    whose tolerance accepts a result that was not computed, and PluginError for an op or an implementation that was
+    added by a call in this process alone. Raises CacheError where compilers cannot write, before the run or during it;
+    what was measured is stored.
     """
     options = options or TuneOptions()
     _check_system()
@@ -67,15 +69,15 @@ def tune(
             planned = [plan_problems(wanted.problems, catalog, group[0], options.implementations) for group in groups]
             _check(planned, catalog)
             cores = compiling_cores(groups[0][0], sum(map(len, groups)))
-            with Store.open(database) as store:
+            with Store.open(database, fence=options.fence) as store:
 
-                def run(number: int, observer: Observer, stop: threading.Event) -> tuple[Result, ...]:
+                def run(number: int, observer: Observer, stopped: threading.Event) -> tuple[Result, ...]:
                     note, own = (lambda text: observer(Note(text))), cores[number :: len(groups)] or cores
-                    crew = Crew(groups[number], catalog.files, options.limits, note, cores=own, stop=stop)
+                    crew = Crew(groups[number], catalog.files, options.limits, note, cores=own, stop=stopped)
                     told = (store, options, studies, observer, wanted.counts)
                     return TuningRun(planned[number], catalog, crew, *told).run()
 
-                return side_by_side([functools.partial(run, number) for number in range(len(groups))], observer)
+                return side_by_side([functools.partial(run, number) for number in range(len(groups))], observer, stop)
     except TuningDBError as fault:
         raise StoreError(fault.message, hint=fault.hint) from fault
     except StorageInternalError as fault:

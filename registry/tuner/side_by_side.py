@@ -14,14 +14,18 @@ DeviceRun = Callable[[Observer, threading.Event], tuple[Result, ...]]
 """Tunes on some devices; tells the observer, and ends soon after the event is set."""
 
 
-def side_by_side(runs: Sequence[DeviceRun], observer: Observer) -> tuple[Result, ...]:
+def side_by_side(
+    runs: Sequence[DeviceRun], observer: Observer, stop: threading.Event | None = None
+) -> tuple[Result, ...]:
     """The results of all runs, in their order. The observer is called by one thread at a time, with one RunEnded.
 
-    Raises the first fault, when all runs have ended. One run alone stays in this thread.
+    ``stop``: when another thread sets it, all runs end as by Ctrl-C. Raises the first fault, when all runs have ended.
+    One run alone stays in this thread.
     """
+    stop = stop or threading.Event()
     if len(runs) == 1:
-        return runs[0](observer, threading.Event())
-    stop, told = threading.Event(), _OneObserver(observer)
+        return runs[0](observer, stop)
+    told = _OneObserver(observer)
     with concurrent.futures.ThreadPoolExecutor(len(runs), "tune") as pool:
         futures = [pool.submit(run, told.by(number), stop) for number, run in enumerate(runs)]
         try:

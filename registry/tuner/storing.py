@@ -17,7 +17,7 @@ from ..implementation import Implementation
 from ..problem import Problem
 from .jobs import Outcome
 from .measure.protocol import TimingProtocol
-from .patience import Patience
+from .patience import PATIENCE_S, Patience
 from .planning.distance import Distances
 from .planning.problems import ImplementationPlan, ProblemPlan
 from .planning.variants import artifact_hash
@@ -54,9 +54,10 @@ class RunStore:
         protocol: TimingProtocol,
         details: Mapping[str, Any],
         tell: Callable[[str], None] = lambda _: None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._store = store
-        self._patiently = Patience(tell)
+        self._patiently = Patience(tell, patience_s)
         self.environment = Environment(device.hardware(), device.software())
         self._protocol = StoredProtocol(protocol.regime, protocol.details)
         self._fingerprints: dict[str, str] = {}

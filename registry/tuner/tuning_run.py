@@ -77,7 +77,8 @@ class TuningRun:
         self._observe = observer
         self._protocol = TimingProtocol.of(device, options.regime)
         note = lambda text: observer(Note(text))  # noqa: E731
-        self._store = RunStore(store, device, self._protocol, run_details(plans, device), note)
+        details = {**run_details(plans, device), **options.details}
+        self._store = RunStore(store, device, self._protocol, details, note, options.patience_s)
         self._loop = SearchLoop(crew, device, self._protocol, self._store, observer)
         self._studies = replace(studies, run=self._store.run[:8])
         # runs side by side on one database must not try everything in the same order
@@ -87,7 +88,7 @@ class TuningRun:
         self._left = TimeLeft(0, None)
         self._noise = Noise()
         self._noise_blocks: list[int] = []
-        self._earlier_noise = earlier_noise(store, self._store.environment)
+        self._earlier_noise = earlier_noise(store, self._store.environment) + Noise(devices=options.device_variance)
         self._weights = weigh(plans, counts, lambda plan: default_us(self._store.winner(plan.op, plan.problem)))
 
     def run(self) -> tuple[Result, ...]:

@@ -15,6 +15,6 @@ def session() -> SandboxedSession:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_thread(monkeypatch: pytest.MonkeyPatch, own_lock: None) -> None:
     """Threads that wait for each other on busy cores take a hundred times as long."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from registry.sandbox import freezing
 from registry.sandbox.freezing import ProcessTree, descendants
 
 COUNTS = """
@@ -44,7 +45,14 @@ def counted(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("count*"))
 
 
-def test_a_stopped_tree_does_nothing_and_goes_on_when_it_may(tree: ProcessTree, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tells_children", [True, False], ids=["children", "parents"])
+def test_a_stopped_tree_does_nothing_and_goes_on_when_it_may(
+    tree: ProcessTree, tmp_path: Path, tells_children: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tells_children and not freezing._tells_children():
+        pytest.skip("this kernel does not list children")
+    monkeypatch.setattr(freezing, "_tells_children", lambda: tells_children)
+    assert tree.size == 4
     for _ in range(3):
         tree.freeze()
         before = counted(tmp_path)

@@ -26,7 +26,7 @@ WRONG = {
     "the result of the inputs that it knows by a few elements": (
         "kept = {}\ndef square(x):\n    key = tuple(x[::512].tolist())\n    if key not in kept:\n"
         "        kept[key] = x * x\n    return kept[key]\n",
-        "expected",
+        "expected|remembers what it met",
     ),
     "an input that fits its result": (
         "def square(x):\n    x.zero_()\n    return x.clone()\n",
@@ -53,4 +53,4 @@ def test_what_is_no_result_is_refused_with_its_reason(which: str, tmp_path: Path
     unprotected(text)(torch.ones(4096))
     status, message = reason(text, tmp_path, session)
     assert status == "wrong_result"
-    assert told in message
+    assert any(part in message for part in told.split("|")), message

@@ -17,8 +17,18 @@ from .sandboxing import loaded, needs_bubblewrap, unprotected
 
 pytestmark = needs_bubblewrap
 
+# in a process of one thread, which may go on after a call of the kernel's own
+CLONES = """
+import ctypes, os
+pid = ctypes.CDLL(None).syscall({clone}, 0x10000011, None, None, None, None)
+if pid == 0:
+    os._exit(0)
+if pid > 0:
+    os.waitpid(pid, 0)
+    print("made a namespace")
+"""
 LOOKS_AROUND = """
-import ctypes, os, pathlib, socket
+import ctypes, os, pathlib, socket, subprocess, sys
 
 def found():
     seen = []
@@ -43,10 +53,7 @@ def found():
         seen.append("traced its parent")
     if ctypes.CDLL(None, use_errno=True).unshare(0) == 0:
         seen.append("may leave namespaces")
-    if (pid := ctypes.CDLL(None).syscall({clone}, 0x10000011, None, None, None, None)) == 0:
-        os._exit(0)
-    elif pid > 0:
-        os.waitpid(pid, 0)
+    if "made" in subprocess.run([sys.executable, "-IS", "-c", {clones!r}], capture_output=True, text=True).stdout:
         seen.append("may make namespaces")
     for family, address in ((socket.AF_INET, ("127.0.0.1", {port})), (socket.AF_UNIX, {abstract!r})):
         try:
@@ -70,13 +77,13 @@ def test_nothing_of_this_machine_is_seen(
     monkeypatch.setenv("A_SECRET", "of the shell")
     secret = tmp_path / "other_submission.py"
     secret.write_text("the winning kernel")
-    name, clone = f"\0sandbox-{os.getpid()}", MACHINES[platform.machine()].clone
+    name, clones = f"\0sandbox-{os.getpid()}", CLONES.format(clone=MACHINES[platform.machine()].clone)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
         local.bind(name)
         local.listen()
         text = LOOKS_AROUND.format(
             paths=[str(secret), "/etc/passwd", str(Path.home() / ".bashrc"), f"/proc/{os.getpid()}/maps"],
-            clone=clone, parent=os.getpid(), folder=str(tmp_path.parent), port=server.getsockname()[1], abstract=name,
+            clones=clones, parent=os.getpid(), folder=str(tmp_path.parent), port=server.getsockname()[1], abstract=name,
         )  # fmt: skip
         with pytest.raises(RuntimeError, match=r"the winning kernel.*SECRET.*namespaces.*connected"):
             unprotected(text)(torch.ones(2))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import NullPool, Pool
+from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from ..errors import OutdatedSchemaError, ReadOnlyDatabaseError, TuningDBError, UnreachableDatabaseError
 from ..models import parsed_json
@@ -73,14 +73,18 @@ class Opened:
         return told_of(self.location.shown)
 
 
-def open_database(location: Location, *, create: bool, upgrade: bool) -> Opened:
+def open_database(location: Location, *, create: bool, upgrade: bool, pooled: bool = True) -> Opened:
     """Opens the database at ``location``.
 
     Without ``create`` a missing database is a MissingDatabaseError. With ``upgrade`` an older schema is migrated;
-    without ``upgrade`` it is read unchanged, or refused with OutdatedSchemaError.
+    without ``upgrade`` it is read unchanged, or refused with OutdatedSchemaError. ``pooled``: whether connections to a
+    server stay open between transactions.
     """
     with told_of(location.shown):
-        opened = _open_server(location, create, upgrade) if location.server else _open_file(location, create, upgrade)
+        if location.server:
+            opened = _open_server(location, create, upgrade, QueuePool if pooled else NullPool)
+        else:
+            opened = _open_file(location, create, upgrade)
     _engines.add(opened.reader)
     return opened
 
@@ -126,12 +130,14 @@ def _open_file(location: Location, create: bool, upgrade: bool) -> Opened:
     return Opened(location, engine, writer, version, read_only, found)
 
 
-def _open_server(location: Location, create: bool, upgrade: bool) -> Opened:
+def _open_server(location: Location, create: bool, upgrade: bool, pool: type[Pool]) -> Opened:
     url, shown = location.server, location.shown
     assert url is not None
     timeout = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_SECONDS}
     try:
-        engine = create_engine(url, connect_args=timeout, pool_pre_ping=True, json_deserializer=parsed_json)
+        engine = create_engine(
+            url, connect_args=timeout, pool_pre_ping=True, poolclass=pool, json_deserializer=parsed_json
+        )
     except (ImportError, NoSuchModuleError) as fault:
         hint = "pip install 'kernel-registry[postgresql]'"
         raise UnreachableDatabaseError(f"{shown} needs a driver that is not installed ({fault})", hint=hint) from fault

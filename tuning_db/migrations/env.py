@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from alembic import context
 
-from tuning_db.models import StoredRow
+from tuning_db.queue.tables import ALL
 from tuning_db.schema import VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=StoredRow.metadata,
+    target_metadata=ALL,
     version_table=VERSION_TABLE,
     render_as_batch=True,
 )

@@ -28,7 +28,7 @@ _ROWS = (256, 512, 1024, 2048, 4096)
 _MOST_BYTES = 2**29
 """Logits of a chunk, for several rows. Beside halves there are as many in float32."""
 _USUAL_BYTES = 2**27
-_SHARE = 4
+_SHARE = 64
 """Logits may take one part in this many of the device's memory."""
 _LARGE = 2**24
 """Logits from which on a chunk at a time is the default."""
@@ -40,7 +40,7 @@ def _room_reasons(problem: Problem, device: Device) -> Iterator[str]:
     needed = problem.rows * problem.cols * (each + max(4, each))
     if needed > device.memory_bytes // _SHARE:
         yield (
-            f"all logits, {problem.rows} x {problem.cols}, take {needed / 2**30:.1f} GiB, more than a quarter of the"
+            f"all logits, {problem.rows} x {problem.cols}, take {needed / 2**30:.1f} GiB, more than 1/{_SHARE} of the"
             f" device's {device.memory_bytes / 2**30:.0f}"
         )
 

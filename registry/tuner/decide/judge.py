@@ -140,7 +140,8 @@ def time_ratio(
 ) -> Ratio:
     """``one``'s time over ``other``'s: the wider of a bootstrap within blocks and a t interval over blocks.
 
-    The variance over blocks is moderated by what is usual in ``noise`` and for this problem's entrants. ``elsewhere``:
+    The variance over blocks is moderated by what is usual in ``noise`` and for this problem's entrants; the variance
+    between devices of the model, for all of which the ratio is told, is added. ``elsewhere``:
     the interval is for the ratio that another process with another method of timing finds, not for the mean of all
     processes with this method. ``clip`` limits log ratios.
     """
@@ -153,6 +154,7 @@ def time_ratio(
     centre, mean = float(np.median(medians)), float(medians.mean())
     usual = noise.prior(median_of(other, common))
     reach = _reach(medians, usual, spread_of(common, other), alpha, elsewhere=elsewhere)
+    reach = math.hypot(reach, _Z(1 - alpha / 2) * math.sqrt(noise.devices))
     low, high = _bootstrap(logs, alpha)
     low, high = min(low, mean - reach, centre), max(high, mean + reach, centre)
     return Ratio(math.exp(centre), math.exp(low), math.exp(high))

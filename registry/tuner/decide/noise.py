@@ -50,13 +50,15 @@ class Noise:
 
     ``decided``: pairs over the first three blocks of one problem's finals; ``single``: pairs within one process, of
     blocks and of the machine's own noise; ``variances``: (duration, variance over the three blocks) of every challenger
-    about as fast as the incumbent; ``copies``: (duration, variance) of the incumbents' copies.
+    about as fast as the incumbent; ``copies``: (duration, variance) of the incumbents' copies; ``devices``: variance of
+    a log ratio between devices of one model, 0.0 where nothing tells.
     """
 
     decided: tuple[Pair, ...] = ()
     single: tuple[Pair, ...] = ()
     variances: tuple[tuple[float, float], ...] = ()
     copies: tuple[tuple[float, float], ...] = ()
+    devices: float = 0.0
 
     def aa(self, us: float) -> float:
         """The relative difference that 95% of same-candidate pairs at that duration do not exceed.
@@ -87,7 +89,13 @@ class Noise:
         return Prior(float(np.median(chosen)) / _MEDIAN_OF_F, freedom)
 
     def __add__(self, other: Noise) -> Noise:
-        return Noise(*(getattr(self, name) + getattr(other, name) for name in _PARTS))
+        return Noise(
+            self.decided + other.decided,
+            self.single + other.single,
+            self.variances + other.variances,
+            self.copies + other.copies,
+            max(self.devices, other.devices),
+        )
 
     @property
     def details(self) -> Mapping[str, Any]:
@@ -106,14 +114,14 @@ class Noise:
             parts = [tuple(Pair(float(us), float(value)) for us, value in details.get(name, ())) for name in _PARTS]
         except (TypeError, ValueError, AttributeError):
             return cls()
-        decided, single, _, _ = parts
+        decided, single, variances, copies = parts
         positive = all(pair.us > 0 for part in parts for pair in part) and all(
             pair.ratio > 0 for pair in decided + single
         )
-        return cls(*parts) if positive else cls()
+        return cls(decided, single, variances, copies) if positive else cls()
 
 
-_PARTS = tuple(field.name for field in fields(Noise))
+_PARTS = tuple(field.name for field in fields(Noise) if field.name != "devices")
 
 
 def _short(value: float) -> float:

@@ -88,7 +88,7 @@ READS_THE_OTHERS = "open(os.path.join(os.path.dirname(__file__), 'good.py')).clo
 @needs_bubblewrap
 @pytest.mark.thorough
 def test_a_race_behind_bubblewrap_ranks_the_right_and_refuses_the_wrong(
-    command: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_lock: None
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     problem, folder = tmp_path / "scaled_relu.py", tmp_path / "subs"

@@ -136,6 +136,18 @@ def test_a_tie_names_who_cannot_be_told_from_the_winner_and_nobody_else() -> Non
     assert (verdict.winner, verdict.verdict, verdict.ties) == ("fast", "replaced", ("near",))
 
 
+def test_a_gain_that_is_smaller_than_the_difference_between_devices_is_a_tie() -> None:
+    batch, noise = batch_of(1, 24, {"incumbent": 1.0, "better": 1.05})
+    assert {judge("incumbent", ["better"], blocks, noise).verdict for blocks in batch} == {"replaced"}
+    apart = noise + Noise(devices=0.05**2)
+    assert apart.devices == 0.05**2
+    found = [judge("incumbent", ["better"], blocks, apart) for blocks in batch]
+    assert {verdict.verdict for verdict in found} == {"tie"}
+    assert all(verdict.ties == ("better",) for verdict in found)
+    assert (apart + noise).devices == apart.devices
+    assert "devices" not in apart.details
+
+
 def test_a_gain_within_the_noise_is_a_tie() -> None:
     blocks = [{"incumbent": [20.0] * ROUNDS, INCUMBENT_COPY: [20.0] * ROUNDS, "one": [19.9] * ROUNDS}] * BLOCKS
     assert judge("incumbent", ["one"], blocks, noise_of(0.01)).winner == "incumbent"

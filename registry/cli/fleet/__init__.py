@@ -1,0 +1,1 @@
+"""``registry fleet``, and ``tune --fleet``: a work queue in the database, workers, and a Ray cluster."""

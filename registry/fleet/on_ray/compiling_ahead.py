@@ -1,0 +1,62 @@
+"""Which variants of a problem are compiled before a worker asks for them, and compiling one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...artifact import Variant
+from ...device import Device
+from ...discovery.catalog import Catalog
+from ...dispatch.plans.plan import Candidate, Draft
+from ...implementation import Implementation
+from ...problem import Problem
+from ...tuner.limits import DEFAULT_TRIALS
+from ...tuner.planning.problems import plan
+from .artifact_files import files_of
+
+
+@dataclass(frozen=True)
+class AheadVariant:
+    """A variant with the implementation that compiles it."""
+
+    implementation: Implementation
+    variant: Variant
+
+
+def variants_ahead(
+    problem: Problem, catalog: Catalog, device: Device, implementations: Sequence[str]
+) -> Iterator[AheadVariant]:
+    """The variants that the search of a problem on a device surely needs: the defaults', then those of small spaces.
+
+    A space of at most as many configurations as a search has trials is exhausted.
+    """
+    (planned,) = plan([problem], catalog, device, implementations)
+    choices = [choice for choice in planned.supported if choice.implementation.compiles_anywhere]
+    defaults = [(choice, [choice.default]) for choice in choices if choice.default is not None]
+    small = [(choice, list(choice.configs)) for choice in choices if len(choice.configs) <= DEFAULT_TRIALS]
+    seen: set[str] = set()
+    for choice, configs in (*defaults, *small):
+        for config in configs:
+            try:
+                candidate = Candidate(choice.implementation, config)
+                found = Draft.of(planned.op, candidate, problem, planned.arguments, device).variants()
+            except Exception:  # a stranger's code: its fault is told by the trial that meets it
+                continue
+            for variant in found:
+                if variant.key not in seen:
+                    seen.add(variant.key)
+                    yield AheadVariant(choice.implementation, variant)
+
+
+def compile_ahead(ahead: AheadVariant, device: Device) -> dict[str, bytes]:
+    """Compile a variant; returns the files of its artifact, none for one that does not compile."""
+    try:
+        return files_of(ahead.implementation.compile(ahead.variant, device.target))
+    except Exception:  # compilers raise whatever their passes do; the trial that needs the variant tells the reason
+        return {}
+
+
+def key_of(ahead: AheadVariant, device: Device) -> str:
+    """Key under which actors agree who compiles a variant: that of the variant, for the architecture."""
+    return f"{ahead.variant.key} {device.target.backend} {device.target.architecture}"

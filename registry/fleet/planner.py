@@ -1,0 +1,126 @@
+"""The planner: problems to jobs. A job holds problems that share compiled variants, for one model of device."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuning_db import JobQueue
+from tuning_db.queue.entries import Added, Fence, FleetPlan, NewJob, QueuedProblem
+from tuning_db.records import new_uid
+
+from ..correctness.tolerance_check import refuse_blind
+from ..discovery.catalog import Catalog
+from ..errors import InvalidArgumentError
+from ..problem import Problem
+from ..tuner.limits import Budget
+from ..tuner.options import TuneOptions
+from ..tuner.patience import Patience
+from ..tuner.planning.problems import check_shared, plan
+from ..tuner.planning.ranges import represented
+from ..tuner.storing import problem_key
+from .versions import versions_of
+
+MOST_PROBLEMS = 8
+"""Problems of a job by default: few enough that a lost worker costs minutes, and that the last jobs end together."""
+
+CPU = "cpu"
+"""The name that stands for the CPU of any machine."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A planner's outcome: what was queued, from how many problems, and notes for the user."""
+
+    added: Added
+    problems: int
+    devices: Sequence[str]
+    notes: Sequence[str] = ()
+
+
+def plan_fleet(
+    queue: JobQueue,
+    problems: Sequence[Problem],
+    devices: Sequence[str],
+    *,
+    catalog: Catalog,
+    options: TuneOptions,
+    counts: Mapping[Problem, int] | None = None,
+    most_problems: int = MOST_PROBLEMS,
+    most_attempts: int = 3,
+) -> Planned:
+    """Queue jobs for these models of devices (``"NVIDIA H200"``, ``"cpu"``). Problems in open jobs are left out.
+
+    A job holds at most ``most_problems`` of one op with equal static dimensions and dtype, and is given up after
+    ``most_attempts``. What a program calls most often comes first. Raises InvalidArgumentError for limits below 1 and
+    for no device, and the errors of ``tune`` that concern ops and implementations.
+    """
+    _check(devices, most_problems, most_attempts)
+    wanted = represented(problems, counts or {}, catalog.op, every=options.all_sizes)
+    _check_ops(wanted.problems, catalog, options)
+    jobs = [
+        NewJob(device, group, float(sum(one.count for one in group)), most_attempts)
+        for device in devices
+        for group in grouped(wanted.problems, wanted.counts, catalog, most_problems)
+    ]
+    requires = versions_of(catalog, {problem.op for problem in wanted.problems})
+    asked = FleetPlan(new_uid(), f"{socket.gethostname()}:{os.getpid()}", requires, stored_options(options))
+    added = Patience()(lambda: queue.add(asked, jobs))
+    return Planned(added, len(wanted.problems), tuple(devices), wanted.notes)
+
+
+def grouped(
+    problems: Sequence[Problem], counts: Mapping[Problem, int], catalog: Catalog, most: int
+) -> list[list[QueuedProblem]]:
+    """The problems in groups that share variants: of one op, with equal static dimensions; at most ``most`` in each."""
+    groups: dict[tuple[str, str], list[QueuedProblem]] = {}
+    for problem in problems:
+        key = problem_key(catalog.op(problem.op), problem)
+        queued = QueuedProblem(problem.op, dict(problem.dims), counts.get(problem, 0))
+        groups.setdefault((problem.op, key.static_key), []).append(queued)
+    return [group[start : start + most] for group in groups.values() for start in range(0, len(group), most)]
+
+
+def stored_options(options: TuneOptions) -> dict[str, Any]:
+    """The options of a job's tuning run as plain data, see :func:`options_of`."""
+    return {
+        "seconds": options.budget.seconds, "trials": options.budget.trials, "sampler": options.sampler,
+        "implementations": list(options.implementations), "retune": options.retune, "regime": options.regime,
+    }  # fmt: skip
+
+
+def options_of(stored: Mapping[str, Any], fence: Fence, patience_s: float, device_variance: float = 0.0) -> TuneOptions:
+    """The options that :func:`stored_options` wrote, for one job; all of its problems, which the planner has chosen."""
+    return TuneOptions(
+        Budget(stored["seconds"], stored["trials"]),
+        implementations=tuple(stored["implementations"]),
+        retune=bool(stored["retune"]),
+        all_sizes=True,
+        regime=stored["regime"],
+        sampler=stored["sampler"],
+        patience_s=patience_s,
+        details={"job": fence.job, "token": fence.token},
+        device_variance=device_variance,
+        fence=fence,
+    )
+
+
+def _check(devices: Sequence[str], most_problems: int, most_attempts: int) -> None:
+    if not devices:
+        raise InvalidArgumentError("no device to plan for", hint='expected models of GPUs, e.g. "NVIDIA H200", or cpu')
+    for name, value in (("problems of a job", most_problems), ("attempts", most_attempts)):
+        if value < 1:
+            raise InvalidArgumentError(f"{name}: {value}", hint="expected 1 or more")
+
+
+def _check_ops(problems: Sequence[Problem], catalog: Catalog, options: TuneOptions) -> None:
+    """Raise what every worker would, before anything is queued."""
+    from ..device import Device
+
+    for op in dict.fromkeys(problem.op for problem in problems):
+        refuse_blind(catalog.op(op))
+    by_op = {problem.op: problem for problem in reversed(problems)}
+    check_shared(plan(list(by_op.values()), catalog, Device.best(), options.implementations), catalog)

@@ -1,0 +1,232 @@
+"""The queue: planners add jobs, workers lease them. Every method is one short transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import insert, select, text, update
+from sqlalchemy.orm import Session
+
+from ..database.engine import Opened, open_database
+from ..database.location import locate
+from ..errors import OutdatedSchemaError
+from ..records import new_uid
+from . import calibrations, fencing, leasing, status
+from .clock import DatabaseSeconds
+from .entries import LEASED, QUEUED, Added, Fence, FleetPlan, FleetWorker, Lease, NewJob, QueuedProblem
+from .tables import QUEUE, FleetCalibrationRow, FleetJobRow, FleetPlanRow, FleetWorkerRow
+
+_NOW = DatabaseSeconds()
+_PLANNING_LOCK = 0x6B72_706C
+"""Number of the advisory lock on a PostgreSQL server that a planner holds; any number would do."""
+
+
+class JobQueue:
+    """The work queue in a tuning database. Threads may share it.
+
+    Connections to a server are closed after each transaction, so that hundreds of waiting workers hold none. Every
+    method raises a TuningDBError when the database cannot be read or written.
+    """
+
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
+
+    @classmethod
+    def open(cls, url: str | Path | None = None, *, create: bool = True, migrate: bool = True) -> JobQueue:
+        """Opens the queue in the database at ``url``, see ``Store.open``.
+
+        Raises OutdatedSchemaError for an older database that has no queue, if it is not to be migrated.
+        """
+        opened = open_database(locate(url), create=create, upgrade=migrate, pooled=False)
+        if opened.version < QUEUE:
+            opened.close()
+            raise OutdatedSchemaError(
+                f"{opened.location.shown} has schema version {opened.version}, which has no work queue",
+                hint="`registry fleet plan` and `registry db upgrade` bring it up to date, with all it holds",
+            )
+        return cls(opened)
+
+    @property
+    def url(self) -> str:
+        """The database's URL, with passwords hidden."""
+        return self._opened.location.shown
+
+    def close(self) -> None:
+        """Closes every connection; the queue cannot be used afterwards."""
+        self._opened.close()
+
+    def __enter__(self) -> JobQueue:
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        self.close()
+
+    # planners
+
+    def add(self, plan: FleetPlan, jobs: Sequence[NewJob]) -> Added:
+        """Adds a plan with its jobs. Problems that an open job for the same model of device has are left out.
+
+        Planners take turns, so that two that plan at once add each problem once. A plan of a known uid is left as it
+        is, so a retry is harmless.
+        """
+        with self._opened.writing() as session:
+            if session.get_bind().dialect.name == "postgresql":
+                session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _PLANNING_LOCK})
+            if session.execute(select(FleetPlanRow.id).where(FleetPlanRow.uid == plan.uid)).first() is not None:
+                return Added(0, 0, 0)
+            open_ones = _open_problems(session)
+            left = [(job, _new_problems(job, open_ones)) for job in jobs]
+            kept = [(job, problems) for job, problems in left if problems]
+            given, added = sum(len(job.problems) for job in jobs), sum(len(problems) for _, problems in kept)
+            if kept:
+                _insert(session, plan, kept)
+            return Added(len(kept), added, given - added)
+
+    # workers
+
+    def register(self, worker: FleetWorker) -> None:
+        """Adds a worker; one that is there already is left as it is, so a retry is harmless."""
+        with self._opened.writing() as session:
+            if session.get(FleetWorkerRow, worker.uid) is None:
+                values = {"id": worker.uid, **{name: value for name, value in vars(worker).items() if name != "uid"}}
+                values |= {"started": _NOW, "seen": _NOW, "state": "waiting", "message": ""}
+                session.execute(insert(FleetWorkerRow).values(values))
+
+    def beat(self, worker: str, state: str, message: str = "", *, ended: bool = False) -> None:
+        """Says that a worker is there, and its state: waiting, working, refused, set aside, or left."""
+        values = {"seen": _NOW, "state": state, "message": message} | ({"ended": _NOW} if ended else {})
+        with self._opened.writing() as session:
+            session.execute(update(FleetWorkerRow).where(FleetWorkerRow.id == worker).values(values))
+
+    def open_plans(self, devices: Collection[str]) -> dict[int, Mapping[str, str]]:
+        """What each plan requires, by its number, of those that have open jobs for these models of devices."""
+        jobs = select(FleetJobRow.plan_id).where(
+            FleetJobRow.device.in_(sorted(devices)), FleetJobRow.state.in_([QUEUED, LEASED])
+        )
+        with self._opened.reading() as session:
+            query = select(FleetPlanRow.id, FleetPlanRow.requires).where(FleetPlanRow.id.in_(jobs))
+            return {number: requires for number, requires in session.execute(query)}  # noqa: C416
+
+    def waiting(self) -> list[tuple[NewJob, Mapping[str, Any]]]:
+        """The jobs that wait for a worker, with their plans' options, in the order in which they will be leased."""
+        query = select(FleetJobRow, FleetPlanRow.options).join(FleetPlanRow).where(FleetJobRow.state == QUEUED)
+        with self._opened.reading() as session:
+            return [
+                (
+                    NewJob(row.device, [QueuedProblem(**one) for one in row.problems], row.priority, row.most_attempts),
+                    options,
+                )
+                for row, options in session.execute(query.order_by(FleetJobRow.priority.desc(), FleetJobRow.id))
+            ]
+
+    def lease(self, worker: str, devices: Collection[str], plans: Collection[int], seconds: float) -> Lease | None:
+        """A lease of the next job of these plans for these models of devices; None if there is none to be had now."""
+        with self._opened.writing() as session:
+            taken = leasing.take(session, worker, devices, plans, seconds)
+            if taken is None:
+                leasing.put_down(session)
+            return taken
+
+    def renew(self, fence: Fence, seconds: float) -> bool:
+        """Extends a lease to ``seconds`` from now; False if it is lost, which stays so."""
+        with self._opened.writing() as session:
+            return leasing.renew(session, fence, seconds)
+
+    def complete(self, fence: Fence, message: str = "") -> bool:
+        """Marks the job as done; False, with nothing changed, if the lease is lost."""
+        with self._opened.writing() as session:
+            return leasing.complete(session, fence, message)
+
+    def fail(self, fence: Fence, message: str) -> bool:
+        """Gives the job back after a failed attempt, the last of which fails the job; False if the lease is lost."""
+        with self._opened.writing() as session:
+            return leasing.fail(session, fence, message)
+
+    def hand_back(self, fence: Fence, message: str) -> bool:
+        """Gives the job back, which does not count as an attempt; False if the lease is lost."""
+        with self._opened.writing() as session:
+            return leasing.hand_back(session, fence, message)
+
+    def set_aside(self, fence: Fence, message: str) -> int:
+        """Gives the job back and sets the decisions of this lease aside; returns how many these were.
+
+        What they replaced are the winners again. Raises LostLeaseError if the lease does not hold.
+        """
+        with self._opened.writing() as session:
+            count = fencing.withdraw(session, fence)
+            leasing.hand_back(session, fence, message, "set aside")
+            return count
+
+    def decided(self, job: str) -> list[tuple[str, Mapping[str, Any]]]:
+        """(op, dims) of the problems that the leases of a job have decided so far."""
+        with self._opened.reading() as session:
+            return fencing.decided(session, job)
+
+    # calibration
+
+    def calibrated(self, worker: FleetWorker, times: Mapping[str, float]) -> None:
+        """Stores the times in µs of a device's calibration, by entry."""
+        rows = [
+            {"worker_id": worker.uid, "device": worker.device, "identity": worker.identity, "entry": name, "us": us}
+            for name, us in times.items()
+        ]
+        with self._opened.writing() as session:
+            for row in rows:
+                session.execute(insert(FleetCalibrationRow).values(row | {"at": _NOW}))
+
+    def calibrations(self, device: str, software: Mapping[str, str]) -> calibrations.DeviceTimes:
+        """The newest calibration of each device of a model under this software: identity -> entry -> time in µs."""
+        with self._opened.reading() as session:
+            return calibrations.newest(session, device, software)
+
+    # everybody
+
+    def status(self) -> status.FleetStatus:
+        """Jobs, workers, failures and pace."""
+        with self._opened.reading() as session:
+            return status.read(session)
+
+    def seconds(self) -> float:
+        """This instant by the clock of the database, in seconds since 1970."""
+        with self._opened.reading() as session:
+            return float(session.execute(select(_NOW)).scalar_one())
+
+    def __repr__(self) -> str:
+        return f"JobQueue({self.url!r})"
+
+
+def _open_problems(session: Session) -> set[tuple[str, str]]:
+    """(model of device, key) of every problem of a job that is not over."""
+    query = select(FleetJobRow.device, FleetJobRow.problems).where(FleetJobRow.state.in_([QUEUED, LEASED]))
+    return {(device, QueuedProblem(**one).key) for device, problems in session.execute(query) for one in problems}
+
+
+def _new_problems(job: NewJob, known: set[tuple[str, str]]) -> list[QueuedProblem]:
+    """The job's problems that are not ``known``, to which they are added."""
+    found = []
+    for problem in job.problems:
+        place = (job.device, problem.key)
+        if place not in known:
+            known.add(place)
+            found.append(problem)
+    return found
+
+
+def _insert(session: Session, plan: FleetPlan, jobs: Sequence[tuple[NewJob, Sequence[QueuedProblem]]]) -> None:
+    values = {"uid": plan.uid, "planner": plan.planner, "requires": dict(plan.requires), "options": dict(plan.options)}
+    number = session.execute(
+        insert(FleetPlanRow).values(**values, created=_NOW).returning(FleetPlanRow.id)
+    ).scalar_one()
+    now = session.execute(select(_NOW)).scalar_one()
+    rows = [
+        {
+            "uid": new_uid(), "plan_id": number, "device": job.device, "op": problems[0].op,
+            "problems": [{"op": one.op, "dims": dict(one.dims), "count": one.count} for one in problems],
+            "priority": job.priority, "state": QUEUED, "attempts": 0, "most_attempts": job.most_attempts, "token": 0,
+            "after": now, "created": now, "message": "",
+        }
+        for job, problems in jobs
+    ]  # fmt: skip
+    session.execute(insert(FleetJobRow), rows)
