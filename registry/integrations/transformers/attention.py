@@ -91,6 +91,14 @@ def registry_mask(
         else:
             filled = (q_offset.reshape(-1, 1, 1, 1) + 1).to(torch.int32).expand(batch_size, 1, 1, 1).contiguous()
         return filled if isinstance(q_offset, torch.Tensor) or kv_length != q_offset + 1 else None
+    all_keys = type(q_offset) is int and q_offset == kv_offset == 0 and q_length == kv_length
+    if (
+        all_keys
+        and mask_function is causal_mask_function
+        and attention_mask is None
+        and others.get("allow_is_causal_skip", True)
+    ):
+        return None  # for torch before 2.14 transformers makes this mask while it is traced
     made: torch.Tensor | None = sdpa_mask(
         batch_size=batch_size,
         q_length=q_length,
