@@ -37,6 +37,7 @@ COMMANDS = {
     "check": ["none.py"],
     "compare": ["tuning.db", "tuning.db"],
     "release": ["list", "--db", "tuning.db"],
+    "fleet": ["status", "--db", "tuning.db"],
     "drift": ["--device", "cpu", "--db", "nothing.db"],
     "scaffold": ["--op", "acme::thing", "--from", "reference", "--function", "none.py"],
     "race": ["none.py", "--op", "square", "--shapes", "shapes.yaml"],
