@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import insert, select, text, update
+from sqlalchemy import insert, or_, select, text, update
 from sqlalchemy.orm import Session
 
 from ..database.engine import Opened, open_database
@@ -110,8 +110,12 @@ class JobQueue:
             return {number: requires for number, requires in session.execute(query)}  # noqa: C416
 
     def waiting(self) -> list[tuple[NewJob, Mapping[str, Any]]]:
-        """The jobs that wait for a worker, with their plans' options, in the order in which they will be leased."""
-        query = select(FleetJobRow, FleetPlanRow.options).join(FleetPlanRow).where(FleetJobRow.state == QUEUED)
+        """The jobs that wait for a worker, with their plans' options, in the order in which they will be leased.
+
+        A job whose lease has expired is one of them, also after its last attempt: a worker that asks puts it down.
+        """
+        waits = or_(FleetJobRow.state == QUEUED, leasing.expired())
+        query = select(FleetJobRow, FleetPlanRow.options).join(FleetPlanRow).where(waits)
         with self._opened.reading() as session:
             return [
                 (

@@ -68,6 +68,17 @@ def test_an_expired_lease_can_be_neither_renewed_nor_completed(fleet: Fleet) -> 
     assert [failure.outcome for failure in fleet.queue.status().failures] == ["expired"]
 
 
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_job_whose_lease_has_expired_waits_for_a_worker(fleet: Fleet, attempts: int) -> None:
+    fleet.plan(problems(1), most_attempts=attempts)
+    fleet.takes(fleet.joins(), SHORT_S)
+    assert fleet.queue.waiting() == []
+    wait_until_expired(fleet.queue)
+    assert [list(job.problems) for job, _ in fleet.queue.waiting()] == [problems(1)]
+    assert (fleet.lease(fleet.joins("node2")) is None) == (attempts == 1)
+    assert fleet.queue.waiting() == []
+
+
 def test_a_lease_that_is_renewed_does_not_expire(fleet: Fleet) -> None:
     fleet.plan(problems(1))
     one, other = fleet.joins("node1"), fleet.joins("node2")
