@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Executable, func, or_, select
+from sqlalchemy import Executable, func, select
 from sqlalchemy.orm import Session
 
 from .clock import DatabaseSeconds
@@ -16,7 +16,7 @@ _NOW = DatabaseSeconds()
 _LATEST = 20
 """The most failures that are told."""
 _RECENT_S = 86_400.0
-"""Workers that left before that are not told any more."""
+"""Workers that were last seen before that are not told any more, whether they left or were killed."""
 _PACE_S = 3600.0
 """The time back to which the pace is counted."""
 
@@ -141,7 +141,7 @@ def _workers(session: Session, now: float) -> list[WorkerStatus]:
     )
     held = {holder: (op, began) for holder, op, began in session.execute(query.where(job.state == LEASED))}
     found = []
-    recent = or_(worker.ended.is_(None), worker.seen > now - _RECENT_S)
+    recent = worker.seen > now - _RECENT_S
     for row in session.execute(select(worker).where(recent).order_by(worker.started.desc(), worker.id)).scalars():
         op, began = held.get(row.id, ("", None))
         found.append(
