@@ -62,7 +62,8 @@ def agree(group: torch.distributed.ProcessGroup | None = None) -> dict[str, str]
     faults = [f"rank {rank}: {one}" for rank, one in enumerate(every) if isinstance(one, str)]
     if faults:
         raise ReleaseError(f"ranks cannot tell their winners: {'; '.join(faults)}")
-    if differing := [name for name in every[0] if len({one[name] for one in every}) > 1]:
+    names = dict.fromkeys(name for one in every for name in one)
+    if differing := [name for name in names if len({one.get(name) for one in every}) > 1]:
         told_all = "; ".join(f"{name}: {_by_value(name, every)}" for name in differing)
         raise ReleaseError(
             f"ranks do not run the same winners: {told_all}",
@@ -75,7 +76,7 @@ def _by_value(name: str, every: Sequence[Mapping[str, str]]) -> str:
     """``1a2b3c on ranks 0, 1; none on rank 2``."""
     ranks: dict[str, list[int]] = {}
     for rank, one in enumerate(every):
-        ranks.setdefault(one[name], []).append(rank)
+        ranks.setdefault(one.get(name, "none"), []).append(rank)
     return ", ".join(
         f"{value[:20]} on {'rank' if len(found) == 1 else 'ranks'} {' '.join(map(str, found))}"
         for value, found in ranks.items()

@@ -147,14 +147,17 @@ class SandboxedRace:
         return entries, out
 
     def _foreign(self, name: str, kernels: Sequence[ForeignKernel], folder: Path) -> SandboxedEntrant:
-        plugin = folder / f"{name.replace('.', '_')}.py"
+        plugin = folder / f"{secrets.token_hex(8)}.py"
         plugin.write_text(plugin_text(self._op.name, self._problem, kernels))
         others = {Path(one.path) for one in self._submissions if one not in kernels}
         files = [*map(files_of, kernels)]
         search: list[Path] = []
         if self._problem is not None:
-            search = [self._problem.file.path.parent, self._problem.file.path.parent.parent]
-            files += [each for place in search for each in _beside(place) if each not in others]
+            here, above = self._problem.file.path.parent, self._problem.file.path.parent.parent
+            search = [here, above]
+            # of the folder above, which may be anybody's, only what the problem may import
+            beside = [*_beside(here), *[each for each in _beside(above) if each.suffix == ".py"]]
+            files += [each for each in beside if each not in others]
             files.append(self._problem.file.path)
         return SandboxedEntrant(self._op.name, name, plugin, files=files, search=search)
 

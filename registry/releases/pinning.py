@@ -42,8 +42,13 @@ def pinned(database: str | None, environ: Mapping[str, str] = os.environ) -> Pin
 
     A copy that this machine has is used without asking a database. Raises ReleaseError for a release that is not found.
     """
-    told = environ.get(RELEASE_VARIABLE, "").strip()
+    told = pinned_name(environ)
     return release_named(told, database) if told else None
+
+
+def pinned_name(environ: Mapping[str, str] = os.environ) -> str:
+    """What the variable names, "" for a process that is not pinned."""
+    return environ.get(RELEASE_VARIABLE, "").strip()
 
 
 def release_named(told: str, database: str | None) -> PinnedRelease:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from .pinning import is_server, pinned, place_of
 from .site_copies import site_copy, told_age
@@ -28,11 +29,12 @@ def winners_place(database: str | None, *, anew: bool = False) -> WinnersPlace:
         return WinnersPlace(str(release.path), str(release), release.id)
     if is_server(database):
         path = site_copy(database, anew=anew)
-        return WinnersPlace(str(path), f"{_host(place_of(database))} ({told_age(path)})")
+        return WinnersPlace(str(path), f"{host_of(place_of(database))} ({told_age(path)})")
     return WinnersPlace(database)
 
 
-def _host(url: str) -> str:
+def host_of(url: str) -> str:
     """The server and the name of a URL, without user and password."""
-    kind, _, rest = url.partition("://")
-    return f"{kind}://{rest.rpartition('@')[2].partition('?')[0]}"
+    parts = urlsplit(url)
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -42,10 +43,23 @@ def site_copy(database: str | None, *, anew: bool = False) -> Path:
     path = cache_folder("sites") / f"{hashlib.sha256(url.encode()).hexdigest()}.{LATEST}.db"
     if anew or not path.exists():
         within(SECONDS, "the site's database", lambda: _renew(url, path))
-    elif time.time() - path.stat().st_mtime > _age():
-        os.utime(path)  # so that other processes do not renew it too
+    elif time.time() - max(path.stat().st_mtime, _asked(path)) > _age():
+        with suppress(OSError):  # of a cache that cannot be written: the copy that is there serves
+            _marker(path).touch()  # so that other processes do not renew it too
         threading.Thread(target=_renew_later, args=(url, path), daemon=True, name="kernel-registry: site copy").start()
     return path
+
+
+def _marker(path: Path) -> Path:
+    """The file whose date says when a copy was last to be renewed."""
+    return path.with_suffix(".asked")
+
+
+def _asked(path: Path) -> float:
+    try:
+        return _marker(path).stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def told_age(path: Path) -> str:

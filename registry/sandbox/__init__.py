@@ -1,1 +1,1 @@
-"""Running an implementation of a stranger behind bubblewrap: its process has neither the reference nor the clock."""
+"""Running a stranger's implementation behind bubblewrap: its process has neither the expected results nor the clock."""

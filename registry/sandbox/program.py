@@ -49,6 +49,7 @@ class SandboxedProgram:
         self, module: str, view: SandboxView, environment: Mapping[str, str], limits: SandboxLimits, *, is_gpu: bool
     ) -> None:
         program = bubblewrap()
+        arguments = [*options_of(program), *view.arguments(), *settings(environment)]
         self._limits = limits
         self._words = bytearray()
         self._group = ControlGroup.made(limits)
@@ -57,7 +58,6 @@ class SandboxedProgram:
         os.set_blocking(self._output, False)
         told = json.dumps({**limits.as_data(), "is_gpu": is_gpu})
         command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), told]
-        arguments = [*options_of(program), *view.arguments(), *settings(environment)]
         try:
             with theirs:
                 self._process, root = started(program, arguments, command, theirs.fileno(), writes, self._group)
@@ -152,7 +152,8 @@ class SandboxedProgram:
 
     def _received(self, seconds: float) -> bytes:
         """The next packet. Ends the program, and raises EntrantError, if none comes in time."""
-        until = time.monotonic() + seconds
+        looked = time.monotonic()
+        until = looked + seconds
         poll = select.poll()
         poll.register(self._end, select.POLLIN)
         poll.register(self._output, select.POLLIN)
@@ -175,7 +176,9 @@ class SandboxedProgram:
                 self._refuse_dead()
             if left <= 0:
                 self.refuse("timeout", f"it did not answer within {seconds:.0f} s")
-            if not ready:
+            # also of a program that prints all the time
+            if time.monotonic() - looked >= _LOOK_S:
+                looked = time.monotonic()
                 self._check_number(self._tree.size)
                 if memory_is_short():
                     self.refuse("out_of_memory", "the machine has nearly no memory left while it runs")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,24 @@ def test_a_copy_that_cannot_be_read_is_an_error_and_no_other_winner_runs(
     copies.release_copy(released).write_bytes(b"no database")
     with pytest.raises(ReleaseError, match=f"release one .{released[:12]}.: .* is not a SQLite database"):
         new_dispatcher(database).call("softmax", torch.randn(4, 64))
+
+
+def test_a_copy_that_is_gone_and_a_cache_that_fails_are_errors_and_no_other_winner_runs(
+    database: str, released: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RELEASE_VARIABLE, "one")
+    dispatcher = new_dispatcher(database)
+    assert dispatcher.explain("softmax", torch.randn(4, 64)).implementation == FIRST
+    copies.release_copy(released).unlink()
+    with pytest.raises(ReleaseError, match=f"release one .{released[:12]}.: "):
+        dispatcher.call("rms_norm", torch.randn(4, 64), torch.randn(64))
+    monkeypatch.setattr("registry.releases.pinning.make_database", _full)
+    with pytest.raises(ReleaseError, match=r"release one: .*No space left"):
+        new_dispatcher(database).call("softmax", torch.randn(4, 64))
+
+
+def _full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_without_the_variable_nothing_is_pinned(database: str) -> None:

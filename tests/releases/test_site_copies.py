@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from registry.errors import RegistryError, StoreError
+from registry.releases.places import host_of
 from registry.releases.site_copies import AGE_VARIABLE, site_copy
 from tuning_db import TuningDBError
 
@@ -61,6 +62,7 @@ def test_the_server_may_be_away_once_there_is_a_copy(
     told = dispatcher.explain("softmax", x)
     assert told.implementation == FIRST
     assert "secret" not in str(told)
+    assert "copy of 1970-01-01 00:00 UTC" in str(told)
     _wait_for_threads()
     with pytest.raises(StoreError, match="winners were not reloaded"):
         dispatcher.reload()
@@ -82,3 +84,11 @@ def _wait_for_threads() -> None:
         if thread.name == "kernel-registry: site copy":
             thread.join(until - time.monotonic())
             assert not thread.is_alive()
+
+
+def test_a_server_is_told_without_user_and_password() -> None:
+    for url in (
+        "postgresql://user:a%40b@host:5432/db?sslmode=require",
+        "postgresql://host:5432/db?user=u&password=a@b",
+    ):
+        assert host_of(url) == "postgresql://host:5432/db"

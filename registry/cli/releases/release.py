@@ -34,8 +34,9 @@ def create(
 ) -> None:
     """Make a release of the winners that the database has now.
 
-    It holds their decisions with all finals, never changes, and is known by a hash of them. A name is given once; made
-    again of the same winners, the release is left as it is. KERNEL_REGISTRY_RELEASE=NAME pins a process to it.
+    It holds their decisions with all finals and the latest runs, never changes, and is known by a hash of them. A name
+    is given once; made again of the same winners and runs, the release is left as it is. KERNEL_REGISTRY_RELEASE=NAME
+    pins a process to it.
     """
     from tuning_db import Store
 

@@ -17,7 +17,7 @@ from ...device import Device
 from ...errors import ReleaseError, StoreError
 from ...forking import renewed_in_child
 from ...problem import canonical_json
-from ...releases.pinning import RELEASE_VARIABLE
+from ...releases.pinning import RELEASE_VARIABLE, pinned_name
 from ...releases.places import WinnersPlace, winners_place
 from ..warning import tell_caller
 from .learnt import LearntDefault, learnt_from
@@ -126,33 +126,42 @@ class Winners:
         try:
             place = self.place()
             return place.release, read_identity(place.database, SECONDS)
-        except MissingDatabaseError:
+        except MissingDatabaseError as fault:
+            self._refuse_pinned(fault)
             return "", ""
         except TuningDBError as fault:
             raise StoreError(fault.message, hint=fault.hint) from fault
 
     def _own(self, op: Op, device: Device) -> tuple[Snapshot, str]:
         """The user's winners, and why they cannot be read, "" if they can."""
-        if self._place in _failed:
+        if self._place in _failed and not pinned_name():
             return Snapshot(), _failed[self._place]
         try:
             place = self.place()
             found = read_winners(place.database, op.name, device.hardware(), REGIME, SECONDS)
             return (replace(found, url=place.shown) if place.shown else found), ""
-        except MissingDatabaseError:
-            return Snapshot(), ""
         except ReleaseError:
             raise
         except Exception as fault:  # a database, driver or file system may raise anything
-            shown = str(fault) if isinstance(fault, TuningDBError) else f"{type(fault).__name__}: {fault}"
-            if self._read_from is not None and self._read_from.release:
-                # a pinned process runs no other winners
-                raise ReleaseError(f"{self._read_from.shown}: {shown}", hint="remove its copy") from fault
-            _failed[self._place] = shown
+            self._refuse_pinned(fault)
+            if isinstance(fault, MissingDatabaseError):
+                return Snapshot(), ""
+            _failed[self._place] = shown = _shown(fault)
             return Snapshot(), shown
+
+    def _refuse_pinned(self, fault: Exception) -> None:
+        """Raise ReleaseError in a pinned process, which runs no other winners than the release's."""
+        if name := pinned_name():
+            told = f"release {name}" if self._read_from is None else self._read_from.shown
+            hint = getattr(fault, "hint", "") if self._read_from is None else f"remove {self._read_from.database}"
+            raise ReleaseError(f"{told}: {_shown(fault)}", hint=hint) from fault
 
     def _warn(self, what: str, why: str) -> None:
         tell_caller(self, what, f"{what}: {why}")
+
+
+def _shown(fault: Exception) -> str:
+    return str(fault) if isinstance(fault, TuningDBError) else f"{type(fault).__name__}: {fault}"
 
 
 def _shipped(op: Op, device: Device) -> tuple[tuple[Decision, ...], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -47,6 +48,22 @@ def causal_lm_loss(
     return result
 
 
+class _WithValue(torch.autograd.Function):
+    """``value``, with the gradient of a loss."""
+
+    @staticmethod
+    def forward(_loss: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], _output: Any) -> None:
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient.to(ctx.dtype), None
+
+
 def _loss(logits: torch.Tensor | FusedOutput, targets: torch.Tensor, how: dict[str, Any]) -> torch.Tensor:
     """The loss of logits, or of what makes them, in float32."""
     if isinstance(logits, FusedOutput):
@@ -55,10 +72,9 @@ def _loss(logits: torch.Tensor | FusedOutput, targets: torch.Tensor, how: dict[s
         loss, lse = call("cross_entropy", logits, targets, **how)
     if loss.dtype in HALVES:
         with torch.no_grad():
-            # the loss in fp32, its gradient by the op, whose loss is rounded to the logits' dtype
             exact = _in_float32(logits, targets, lse, **how)
-            exact -= loss.float()
-        loss = loss.float() + exact
+        # its gradient by the op, whose loss is rounded to the logits' dtype: in float16 a sum may be infinite
+        loss = _WithValue.apply(loss, exact)
     result: torch.Tensor = loss.float()
     return result
 
@@ -67,8 +83,9 @@ def _in_float32(
     logits: torch.Tensor | FusedOutput, targets: torch.Tensor, lse: torch.Tensor, ignore_index: int, reduction: str
 ) -> torch.Tensor:
     """The loss of logits, or of what makes them, by the log-sum-exp of each row."""
-    kept = targets != ignore_index
-    place = targets.where(kept, 0)
+    cols = logits.weight.shape[0] if isinstance(logits, FusedOutput) else logits.shape[-1]
+    kept, inside = targets != ignore_index, (targets >= 0) & (targets < cols)
+    place = targets.where(kept & inside, 0)
     own = logits.logits_of(place) if isinstance(logits, FusedOutput) else logits.gather(-1, place[:, None])[:, 0]
-    losses = (lse.float() - own.float()).where(kept, 0.0)
-    return losses.sum() / kept.sum() if reduction == "mean" else losses.sum()
+    losses = (lse.float() - own.float()).masked_fill(~inside, math.nan).where(kept, 0.0)
+    return losses.sum() / (kept & inside).sum() if reduction == "mean" else losses.sum()

@@ -16,6 +16,7 @@ import transformers
 import registry
 from registry.errors import RegistryError
 from registry.integrations.transformers import apply, lora_config, restore
+from registry.integrations.transformers.losses import causal_lm_loss
 
 from .tiny_models import CONFIGS, prompt, tiny
 
@@ -334,3 +335,51 @@ def test_transformers_trainer_trains_and_evaluates_as_with_the_plain_model(smoot
         found.append([*losses, trainer.evaluate()["eval_loss"], float(trainer.predict(texts).predictions.sum())])
     assert found[0][0] - found[0][2] > 0.1
     assert found[1] == pytest.approx(found[0], rel=2e-3)
+
+
+@pytest.mark.parametrize("given", [None, True, False])
+def test_return_dict_that_is_given_as_none_is_the_configs(given: bool | None) -> None:
+    model = tiny("llama").train()
+    apply(model)
+    outputs = model(prompt(), labels=prompt(), return_dict=given)
+    assert isinstance(outputs, tuple) is (given is False)
+
+
+def test_a_sum_that_overflows_float16_is_a_loss_in_float32_with_gradients() -> None:
+    logits = (torch.randn(200, 8) + torch.tensor([600.0] + [0.0] * 7)).half().requires_grad_()
+    labels = torch.full((200,), 3)
+    loss = causal_lm_loss(logits[None], None, 8, num_items_in_batch=200, shift_labels=labels[None])
+    expected = torch.nn.functional.cross_entropy(logits.float(), labels)
+    torch.testing.assert_close(loss, expected, atol=0.0, rtol=1e-3)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    (wanted,) = torch.autograd.grad(expected, logits)
+    torch.testing.assert_close(gradient, wanted, atol=1e-5, rtol=2e-3)
+
+
+def test_a_target_outside_of_the_vocabulary_is_nan_without_gradients_too() -> None:
+    logits = torch.randn(1, 4, 8, dtype=torch.bfloat16)
+    loss = causal_lm_loss(logits, None, 8, shift_labels=torch.tensor([[1, 2, 9, -100]]))
+    assert loss.isnan()
+
+
+def test_a_layer_of_a_group_called_again_sees_new_weights_and_the_grad_mode() -> None:
+    model = tiny("llama")
+    apply(model)
+    attention = model.model.layers[0].self_attn
+    x = torch.randn(1, 3, model.config.hidden_size)
+    with torch.no_grad():
+        attention.q_proj(x)
+    assert attention.q_proj(x).requires_grad
+    with torch.no_grad():
+        attention.k_proj.weight.zero_()
+    assert attention.k_proj(x).count_nonzero() == 0
+
+
+def test_a_replica_with_other_tensors_computes_with_its_own() -> None:
+    model = tiny("llama")
+    apply(model)
+    layer = model.model.layers[0]
+    x = torch.randn(1, 3, model.config.hidden_size)
+    replica = layer.self_attn.q_proj._replicate_for_data_parallel()
+    replica.weight, replica.bias = torch.zeros_like(layer.self_attn.q_proj.weight), None
+    assert replica(x).count_nonzero() == 0

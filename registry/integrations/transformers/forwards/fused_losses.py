@@ -108,7 +108,8 @@ def _deferring(own: Forward) -> Forward:
         layer = getattr(self, self.registry_output, None)
         if not self.training or kwargs.get("labels") is None or not _defers(layer):
             return own(self, *args, **kwargs)
-        as_tuple = not kwargs.get("return_dict", self.config.return_dict)
+        asked = kwargs.get("return_dict")  # None is the config's, also where it is given
+        as_tuple = not (self.config.return_dict if asked is None else asked)
         kwargs["return_dict"] = True
         before = _now.layer, _now.hidden
         _now.layer, _now.hidden = layer, None

@@ -25,7 +25,10 @@ class GatedForward(Swapped):
     registry_kind: ActivationKind
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        both = self.registry_gate_up.product(x)
+        group = self.registry_gate_up
+        # a replica of torch.nn.DataParallel has other tensors than the group's layers
+        own = any(layer is group.layers[0] for layer in self._modules.values())
+        both = group.product(x) if own else None
         if both is None:
             plain: torch.Tensor = super().forward(x)
             return plain

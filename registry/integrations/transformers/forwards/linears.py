@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
@@ -58,7 +58,9 @@ class MemberForward(Swapped):
     registry_place: int
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        product = self.registry_group.part(x, self.registry_place)
+        group, place = self.registry_group, self.registry_place
+        # a replica of torch.nn.DataParallel has other tensors than the group's layer
+        product = group.part(x, place) if group.layers[place] is self else None
         return self.own(x) if product is None else product
 
     def own(self, x: torch.Tensor) -> torch.Tensor:
@@ -100,7 +102,7 @@ class LinearGroup:
         self.sizes = [layer.out_features for layer in layers]
         self._weight: torch.Tensor | PackedWeight | None = None
         self._bias: torch.Tensor | None = None
-        self._waiting: tuple[torch.Tensor, int, Sequence[torch.Tensor]] | None = None
+        self._waiting: tuple[torch.Tensor, Hashable, Sequence[torch.Tensor]] | None = None
         self.join()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LinearGroup:
@@ -144,17 +146,24 @@ class LinearGroup:
 
     def part(self, x: torch.Tensor, place: int) -> torch.Tensor | None:
         """The output of one layer, from the latest product if that was of ``x`` too; None as in ``product``."""
-        version = 0 if is_dynamo_compiling() or x.is_inference() else x._version
+        state = self._state(x)
         waiting = self._waiting
-        if waiting is not None and waiting[0] is x and waiting[1] == version:
+        if waiting is not None and waiting[0] is x and waiting[1] == state:
             parts = waiting[2]
         else:
             y = self.product(x)
             if y is None:
                 return None
             parts = y.split(self.sizes, -1)
-        self._waiting = None if place == len(self.sizes) - 1 else (x, version, parts)
+        self._waiting = None if place == len(self.sizes) - 1 else (x, state, parts)
         return parts[place]
+
+    def _state(self, x: torch.Tensor) -> Hashable:
+        """What a product of ``x`` depends on beside it: versions of all tensors, and whether it is recorded."""
+        if is_dynamo_compiling():
+            return torch.is_grad_enabled()
+        held = [part for layer in self.layers for part in _held(layer) if part is not None]
+        return torch.is_grad_enabled(), *[0 if part.is_inference() else part._version for part in (x, *held)]
 
     def join(self) -> None:
         """Make the layers' tensors views of joint ones, if they are plain tensors of one kind."""
