@@ -16,7 +16,7 @@ from .forwards.gated_mlps import gate_and_up, replace_gated
 from .forwards.gelus import replace_gelu
 from .forwards.linears import AnyLinear, DenseMember, LinearForward, LinearGroup, PackedMember
 from .forwards.norms import replace_norm
-from .forwards.rotary import replace_rotary
+from .forwards.rotary import replace_rotary, restore_rotary
 from .loss_proofs import between_output_and_loss, output_layer
 from .losses import causal_lm_loss
 from .quantization.experts import expert_modules
@@ -89,6 +89,7 @@ def restore(model: torch.nn.Module) -> None:
         if hasattr(module, "registry_group") or hasattr(module, "registry_gate_up"):
             for layer in (module, *module.children()):
                 _separate(layer)
+        restore_rotary(module)
         unswap(module)
     if hasattr(model, _ATTENTION):
         model.set_attn_implementation(getattr(model, _ATTENTION))  # type: ignore[operator]

@@ -135,3 +135,15 @@ def test_another_rotation_stays_with_the_reason(calls: list[str], monkeypatch: p
     assert reason.startswith("rotary positions: it computes something else: an error of")
     (reason,) = (reason for reason in apply(tiny("deepseek_v3")).left if "rotary" in reason)
     assert reason == "rotary positions: its file has several rotations: apply_rotary_pos_emb_interleave"
+
+
+def test_the_last_restored_model_puts_its_files_function_back() -> None:
+    one, other = tiny("llama"), tiny("llama")
+    own = getattr(modeling_llama.apply_rotary_pos_emb, "registry_own", modeling_llama.apply_rotary_pos_emb)
+    apply(one)
+    apply(other)
+    restore(one)
+    assert modeling_llama.apply_rotary_pos_emb is not own
+    vars(modeling_llama)["registry_rotaries"].intersection_update([other.model.rotary_emb])
+    restore(other)
+    assert modeling_llama.apply_rotary_pos_emb is own

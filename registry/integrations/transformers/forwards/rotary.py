@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from ..proofs import disagreement
 from ..swapping import Swapped, swap, unswap
 
 _FUNCTION = "apply_rotary_pos_emb"
+_USERS = "registry_rotaries"
 _TABLE = "registry_table"
 
 QkRotation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -77,8 +79,24 @@ def replace_rotary(module: torch.nn.Module, like: torch.Tensor) -> str | None:
         if told:
             unswap(module)
             return told
+    users = vars(file).setdefault(_USERS, weakref.WeakSet())
+    users.add(module)
     setattr(file, _FUNCTION, rotation)
     return ""
+
+
+def restore_rotary(module: torch.nn.Module) -> None:
+    """Put the function of a replaced module's file back, if no other module that was replaced rotates by it.
+
+    Copies of replaced modules do not count: without the function they rotate by the model's own.
+    """
+    file = sys.modules.get(getattr(type(module), "registry_class", type(module)).__module__)
+    users, rotation = getattr(file, _USERS, None), getattr(file, _FUNCTION, None)
+    if users is None:
+        return
+    users.discard(module)
+    if not users and hasattr(rotation, "registry_own"):
+        setattr(file, _FUNCTION, rotation.registry_own)
 
 
 def _rotated(module: torch.nn.Module, function: QkRotation, given: dict[str, Any]) -> Callable[..., torch.Tensor]:
