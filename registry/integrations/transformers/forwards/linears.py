@@ -59,8 +59,9 @@ class MemberForward(Swapped):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         group, place = self.registry_group, self.registry_place
+        layer: torch.nn.Module = group.layers[place]
         # a replica of torch.nn.DataParallel has other tensors than the group's layer
-        product = group.part(x, place) if group.layers[place] is self else None
+        product = group.part(x, place) if layer is self else None
         return self.own(x) if product is None else product
 
     def own(self, x: torch.Tensor) -> torch.Tensor:

@@ -95,8 +95,9 @@ def restore_rotary(module: torch.nn.Module) -> None:
     if users is None:
         return
     users.discard(module)
-    if not users and hasattr(rotation, "registry_own"):
-        setattr(file, _FUNCTION, rotation.registry_own)
+    own = getattr(rotation, "registry_own", None)
+    if not users and own is not None:
+        setattr(file, _FUNCTION, own)
 
 
 def _rotated(module: torch.nn.Module, function: QkRotation, given: dict[str, Any]) -> Callable[..., torch.Tensor]:
