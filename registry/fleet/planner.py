@@ -54,9 +54,10 @@ def plan_fleet(
 ) -> Planned:
     """Queue jobs for these models of devices (``"NVIDIA H200"``, ``"cpu"``). Problems in open jobs are left out.
 
-    A job holds at most ``most_problems`` of one op with equal static dimensions and dtype, and is given up after
-    ``most_attempts``. What a program calls most often comes first. Raises InvalidArgumentError for limits below 1 and
-    for no device, and the errors of ``tune`` that concern ops and implementations.
+    Each op has a plan of its own, which requires the versions here of what takes part in it. A job holds at most
+    ``most_problems`` of one op with equal static dimensions and dtype, and is given up after ``most_attempts``. What a
+    program calls most often comes first. Raises InvalidArgumentError for limits below 1 and for no device, and the
+    errors of ``tune`` that concern ops and implementations.
     """
     _check(devices, most_problems, most_attempts)
     wanted = represented(problems, counts or {}, catalog.op, every=options.all_sizes)
@@ -66,10 +67,17 @@ def plan_fleet(
         for device in devices
         for group in grouped(wanted.problems, wanted.counts, catalog, most_problems)
     ]
-    requires = versions_of(catalog, {problem.op for problem in wanted.problems})
-    asked = FleetPlan(new_uid(), f"{socket.gethostname()}:{os.getpid()}", requires, stored_options(options))
-    added = Patience()(lambda: queue.add(asked, jobs))
-    return Planned(added, len(wanted.problems), tuple(devices), wanted.notes)
+    added = [_add(queue, op, jobs, catalog, options) for op in dict.fromkeys(one.op for one in wanted.problems)]
+    total = Added(sum(one.jobs for one in added), sum(one.problems for one in added), sum(one.already for one in added))
+    return Planned(total, len(wanted.problems), tuple(devices), wanted.notes)
+
+
+def _add(queue: JobQueue, op: str, jobs: Sequence[NewJob], catalog: Catalog, options: TuneOptions) -> Added:
+    """Queue the jobs of one op; once, although it may be sent again while the database is away."""
+    planner = f"{socket.gethostname()}:{os.getpid()}"
+    asked = FleetPlan(new_uid(), planner, versions_of(catalog, {op}), stored_options(options))
+    own = [job for job in jobs if job.problems[0].op == op]
+    return Patience()(lambda: queue.add(asked, own))
 
 
 def grouped(

@@ -11,7 +11,7 @@ from registry.problem import Problem
 from registry.tuner.limits import Budget
 from registry.tuner.options import TuneOptions
 from tuning_db import JobQueue
-from tuning_db.queue.entries import Fence
+from tuning_db.queue.entries import Added, Fence
 
 from .conftest import queue_squares, square
 
@@ -68,3 +68,13 @@ def test_what_every_worker_would_refuse_is_not_queued(file_queue: JobQueue, cata
     with pytest.raises(InvalidArgumentError, match="attempts: 0"):
         queue_squares(file_queue, [4], attempts=0)
     assert file_queue.status().jobs == []
+
+
+def test_versions_of_one_op_do_not_depend_on_what_else_is_planned(file_queue: JobQueue, catalog: Catalog) -> None:
+    def plan(*wanted: Problem) -> Added:
+        return plan_fleet(file_queue, wanted, ["cpu"], catalog=catalog, options=TuneOptions()).added
+
+    assert plan(square(4), softmax(1, 100)) == Added(2, 2, 0)
+    assert plan(square(4)) == Added(0, 0, 1)
+    assert plan(softmax(1, 100), softmax(2, 100)) == Added(1, 1, 1)
+    assert len(file_queue.waiting()) == 3

@@ -11,6 +11,8 @@ from ..keys import digest
 
 QUEUED, LEASED, DONE, FAILED = "queued", "leased", "done", "failed"
 """States of a job. A lease that expires leaves its job LEASED until another worker leases it or it is put down."""
+SUPERSEDED = "superseded by plan"
+"""The beginning of the message of a FAILED job whose problems a plan under other versions has taken over."""
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import insert, or_, select, text, update
-from sqlalchemy.orm import Session
+from sqlalchemy import insert, or_, select, update
 
 from ..database.engine import Opened, open_database
 from ..database.location import locate
 from ..errors import OutdatedSchemaError
-from ..records import new_uid
-from . import calibrations, fencing, leasing, status
+from . import calibrations, fencing, leasing, planning, status
 from .clock import DatabaseSeconds
 from .entries import LEASED, QUEUED, Added, Fence, FleetPlan, FleetWorker, Lease, NewJob, QueuedProblem
 from .tables import QUEUE, FleetCalibrationRow, FleetJobRow, FleetPlanRow, FleetWorkerRow
 
 _NOW = DatabaseSeconds()
-_PLANNING_LOCK = 0x6B72_706C
-"""Number of the advisory lock on a PostgreSQL server that a planner holds; any number would do."""
 
 
 class JobQueue:
@@ -68,21 +64,13 @@ class JobQueue:
     def add(self, plan: FleetPlan, jobs: Sequence[NewJob]) -> Added:
         """Adds a plan with its jobs. Problems that an open job for the same model of device has are left out.
 
-        Planners take turns, so that two that plan at once add each problem once. A plan of a known uid is left as it
-        is, so a retry is harmless.
+        That job must be of a plan with the same required versions, regime and retuning. Of jobs under other versions
+        that nobody works on, the plan's problems are taken out; one without any left has failed as superseded. Planners
+        take turns, so that two that plan at once add each problem once. A plan of a known uid is left as it is, so a
+        retry is harmless.
         """
         with self._opened.writing() as session:
-            if session.get_bind().dialect.name == "postgresql":
-                session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _PLANNING_LOCK})
-            if session.execute(select(FleetPlanRow.id).where(FleetPlanRow.uid == plan.uid)).first() is not None:
-                return Added(0, 0, 0)
-            open_ones = _open_problems(session)
-            left = [(job, _new_problems(job, open_ones)) for job in jobs]
-            kept = [(job, problems) for job, problems in left if problems]
-            given, added = sum(len(job.problems) for job in jobs), sum(len(problems) for _, problems in kept)
-            if kept:
-                _insert(session, plan, kept)
-            return Added(len(kept), added, given - added)
+            return planning.add(session, plan, jobs)
 
     # workers
 
@@ -199,38 +187,3 @@ class JobQueue:
 
     def __repr__(self) -> str:
         return f"JobQueue({self.url!r})"
-
-
-def _open_problems(session: Session) -> set[tuple[str, str]]:
-    """(model of device, key) of every problem of a job that is not over."""
-    query = select(FleetJobRow.device, FleetJobRow.problems).where(FleetJobRow.state.in_([QUEUED, LEASED]))
-    return {(device, QueuedProblem(**one).key) for device, problems in session.execute(query) for one in problems}
-
-
-def _new_problems(job: NewJob, known: set[tuple[str, str]]) -> list[QueuedProblem]:
-    """The job's problems that are not ``known``, to which they are added."""
-    found = []
-    for problem in job.problems:
-        place = (job.device, problem.key)
-        if place not in known:
-            known.add(place)
-            found.append(problem)
-    return found
-
-
-def _insert(session: Session, plan: FleetPlan, jobs: Sequence[tuple[NewJob, Sequence[QueuedProblem]]]) -> None:
-    values = {"uid": plan.uid, "planner": plan.planner, "requires": dict(plan.requires), "options": dict(plan.options)}
-    number = session.execute(
-        insert(FleetPlanRow).values(**values, created=_NOW).returning(FleetPlanRow.id)
-    ).scalar_one()
-    now = session.execute(select(_NOW)).scalar_one()
-    rows = [
-        {
-            "uid": new_uid(), "plan_id": number, "device": job.device, "op": problems[0].op,
-            "problems": [{"op": one.op, "dims": dict(one.dims), "count": one.count} for one in problems],
-            "priority": job.priority, "state": QUEUED, "attempts": 0, "most_attempts": job.most_attempts, "token": 0,
-            "after": now, "created": now, "message": "",
-        }
-        for job, problems in jobs
-    ]  # fmt: skip
-    session.execute(insert(FleetJobRow), rows)

@@ -61,7 +61,7 @@ def take(
     number = session.execute(next_job).scalar()
     if number is None:
         return None
-    _end_lease(session, number, "expired", "the worker did not renew it in time")
+    end_lease(session, number, "expired", "the worker did not renew it in time")
     taken = {
         "state": LEASED, "worker_id": worker, "token": FleetJobRow.token + 1, "attempts": FleetJobRow.attempts + 1,
         "lease_until": _NOW + seconds,
@@ -120,7 +120,7 @@ def put_down(session: Session) -> int:
     query = select(FleetJobRow.id, FleetJobRow.attempts).where(*lost).with_for_update(skip_locked=True)
     found = session.execute(query).all()
     for number, attempts in found:
-        _end_lease(session, number, "expired", "the worker did not renew it in time")
+        end_lease(session, number, "expired", "the worker did not renew it in time")
         told = f"its worker was lost in each of {attempts} attempts"
         values = {"state": FAILED, "finished": _NOW, "message": told, "worker_id": None, "lease_until": None}
         session.execute(update(FleetJobRow).where(FleetJobRow.id == number).values(values), execution_options=_PLAIN)
@@ -136,7 +136,7 @@ def _leave(session: Session, fence: Fence, state: str, outcome: str, message: st
     query = update(FleetJobRow).where(held_by(fence)).values(state=state, message=message, **values)
     number = session.execute(query.returning(FleetJobRow.id), execution_options=_PLAIN).scalar()
     if number is not None:
-        _end_lease(session, number, outcome, message)
+        end_lease(session, number, outcome, message)
         return True
     return _ended_so(session, fence, outcome)
 
@@ -147,7 +147,7 @@ def _ended_so(session: Session, fence: Fence, outcome: str) -> bool:
     return session.execute(ended.where(*told)).first() is not None
 
 
-def _end_lease(session: Session, job: int, outcome: str, message: str) -> None:
+def end_lease(session: Session, job: int, outcome: str, message: str) -> None:
     """End the job's lease that has no outcome yet, if any."""
     query = update(FleetLeaseRow).where(FleetLeaseRow.job_id == job, FleetLeaseRow.outcome == "")
     session.execute(query.values(outcome=outcome, message=message, ended=_NOW), execution_options=_PLAIN)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Executable, func, select
+from sqlalchemy import Executable, func, or_, select
 from sqlalchemy.orm import Session
 
 from .clock import DatabaseSeconds
-from .entries import DONE, FAILED, LEASED, QUEUED
+from .entries import DONE, FAILED, LEASED, QUEUED, SUPERSEDED
 from .tables import FleetDecisionRow, FleetJobRow, FleetLeaseRow, FleetWorkerRow
 
 _NOW = DatabaseSeconds()
@@ -23,7 +23,10 @@ _PACE_S = 3600.0
 
 @dataclass(frozen=True)
 class JobCounts:
-    """The jobs for one model of device, by state, and the number of problems that they have decided."""
+    """The jobs for one model of device, by state, and the number of problems that they have decided.
+
+    Jobs that a plan under other versions has superseded are not counted.
+    """
 
     device: str
     queued: int
@@ -97,10 +100,10 @@ def read(session: Session) -> FleetStatus:
 
 def _jobs(session: Session, now: float) -> list[JobCounts]:
     counted: dict[str, dict[str, int]] = {}
-    grouped = select(FleetJobRow.device, FleetJobRow.state, func.count()).group_by(
-        FleetJobRow.device, FleetJobRow.state
+    grouped = select(FleetJobRow.device, FleetJobRow.state, func.count()).where(
+        or_(FleetJobRow.state != FAILED, ~FleetJobRow.message.startswith(SUPERSEDED))
     )
-    for device, state, count in session.execute(grouped):
+    for device, state, count in session.execute(grouped.group_by(FleetJobRow.device, FleetJobRow.state)):
         counted.setdefault(device, {})[state] = count
     join = select(FleetJobRow.device, func.count()).select_from(FleetDecisionRow).join(FleetJobRow)
     decided = _by_name(session, join.group_by(FleetJobRow.device))
