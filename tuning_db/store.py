@@ -93,8 +93,8 @@ class Store(Queries):
     ) -> Release:
         """Stores a release of the winners, or of those of one op or some hardware. It never changes.
 
-        Made again of the same winners and runs it is left as it is. Raises InvalidRecordError for a bad name, for a name that
-        other winners have, and where there is no winner.
+        Made again of the same winners and runs it is left as it is. Raises InvalidRecordError for a bad name, for a
+        name that other winners have, and where there is no winner.
         """
         releases.check_name(name)
         content = self.winners_content(op=op, hardware=hardware)
