@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tuning_db import JobQueue, LostLeaseError
+from tuning_db import JobQueue
 from tuning_db.queue.entries import FleetWorker, Lease
 from tuning_db.records import new_uid
 
@@ -33,6 +33,9 @@ _PATIENCE_S = 900.0
 """How long the database may be away before a worker gives up."""
 _MOST_FAILURES = 3
 """Jobs that may fail in a row before the worker itself is taken to be at fault."""
+
+_MEASURED_AFTER = frozenset({JobEnd.DONE, JobEnd.FAILED, JobEnd.LOST})
+"""Ends of a job after which the device is compared with its kind: a slow device may fail, and lose leases."""
 
 
 @dataclass(frozen=True)
@@ -175,10 +178,10 @@ class LeasingWorker:
         self._patiently(lambda: self._queue.beat(self.record.uid, "working"))
         with Heartbeat(self._queue, lease.fence, self.record.uid, self._options.lease_s, self._stop_job.set) as heart:
             outcome = self._run(lease)
-            if outcome.end is JobEnd.DONE and (slow := self._slow()):
+            if heart.lost and outcome.end is JobEnd.STOPPED:
+                outcome = JobOutcome(JobEnd.LOST, "the lease was lost; trials are kept, another worker goes on")
+            if outcome.end in _MEASURED_AFTER and (slow := self._slow()):
                 outcome = JobOutcome(JobEnd.ASIDE, slow)
-        if heart.lost and outcome.end is not JobEnd.DONE:
-            outcome = JobOutcome(JobEnd.LOST, "the lease was lost; trials are kept, another worker goes on")
         outcome = self._settle(lease, outcome)
         self.summary.ends[outcome.end] = self.summary.ends.get(outcome.end, 0) + 1
         self._tell(f"{name}: {outcome.end.name.lower()} after {time.monotonic() - began:.0f} s: {outcome.message}")
@@ -197,29 +200,31 @@ class LeasingWorker:
                 return JobOutcome(JobEnd.LOST, outcome.message)
 
     def _settle(self, lease: Lease, outcome: JobOutcome) -> JobOutcome:
-        """Tell the queue how the job ended; the outcome is LOST if the lease does not hold any more."""
+        """Tell the queue how the job ended; the outcome is LOST if the lease does not hold any more.
+
+        What ends the worker as well (ASIDE, UNFIT) does so under a lost lease, too.
+        """
         end, message = outcome.end, outcome.message
         if end is JobEnd.LOST:
             return outcome
         if end is JobEnd.ASIDE:
             return self._set_aside(lease, outcome)
         ask = {JobEnd.DONE: self._queue.complete, JobEnd.FAILED: self._queue.fail}.get(end, self._queue.hand_back)
-        if self._patiently(lambda: ask(lease.fence, message)):
+        if self._patiently(lambda: ask(lease.fence, message)) or end is JobEnd.UNFIT:
             return outcome
         return JobOutcome(JobEnd.LOST, f"the lease was lost ({message})")
 
     def _set_aside(self, lease: Lease, outcome: JobOutcome) -> JobOutcome:
-        try:
-            count = self._patiently(lambda: self._queue.set_aside(lease.fence, outcome.message))
-        except LostLeaseError:
-            return JobOutcome(JobEnd.LOST, f"the lease was lost ({outcome.message})")
+        count = self._patiently(lambda: self._queue.set_aside(lease.fence, outcome.message))
         return JobOutcome(JobEnd.ASIDE, f"{outcome.message}; its {count} decisions are set aside")
 
     def _slow(self) -> str:
-        """Calibrate the device; returns why it is to be set aside, "" if it is as fast as its kind."""
+        """Calibrate the device; returns why it is to be set aside: slow, or broken. "" if it is as fast as its kind."""
         if not self._options.calibrate:
             return ""
         times = measure(self._device, self._catalog.files, self._tell)
+        if not times:
+            return f"no entry of the calibration could be timed on {self.record.identity}"
         self._patiently(lambda: self._queue.calibrated(self.record, times))
         device, software = self.record.device, self.record.software
         self._kind = KindOfDevice.of(self._patiently(lambda: self._queue.calibrations(device, software)))

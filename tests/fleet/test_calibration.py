@@ -6,12 +6,15 @@ import random
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import update
 
 from registry.device import Device
 from registry.fleet.calibration import CALIBRATION, KindOfDevice, measure
-from registry.fleet.job_run import JobEnd
+from registry.fleet.job_run import JobEnd, JobOutcome
 from registry.fleet.worker import LeasingWorker, WorkOptions
 from tuning_db import JobQueue, Store
+from tuning_db.queue.entries import FleetPlan, NewJob, QueuedProblem
+from tuning_db.queue.tables import FleetJobRow
 
 from ..tuning_db.queue.conftest import worker as another
 from .conftest import queue_squares, with_plugin
@@ -113,3 +116,65 @@ def test_what_a_device_decided_while_it_became_slow_is_set_aside(file_queue: Job
     with Store.open(file_queue.url) as store:
         assert store.winners() == []
         assert store.trials()
+
+
+def slow_times(*_: object) -> dict[str, float]:
+    return dict.fromkeys(("copy", *CALIBRATION["cpu"]), 1.0)
+
+
+@pytest.mark.usefixtures("few_blocks", "own_lock")
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_slow_or_broken_device_is_set_aside_although_its_lease_is_lost(
+    file_queue: JobQueue, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    queue_squares(file_queue, [256])
+    answers = iter([slow_times(), {} if broken else slow_times()])
+
+    def timed(*_: object) -> dict[str, float]:
+        if file_queue.status().jobs[0].decided:
+            fast_kind(file_queue)
+            with file_queue._opened.writing() as session:
+                session.execute(update(FleetJobRow).values(lease_until=0.0))
+        return next(answers)
+
+    monkeypatch.setattr("registry.fleet.worker.measure", timed)
+    summary = worker_with(file_queue).run()
+    assert summary.ends == {JobEnd.ASIDE: 1}
+    assert ("no entry of the calibration could be timed" if broken else "slower than the other 3") in summary.fault
+    assert file_queue.status().jobs[0].decided == 0
+    with Store.open(file_queue.url) as store:
+        assert store.winners() == []
+        assert store.trials()
+
+
+def test_a_device_is_compared_with_its_kind_after_a_job_that_failed(
+    file_queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = {"seconds": None, "trials": 1, "sampler": "registry", "implementations": ["gone.any"], "retune": False}
+    job = NewJob("cpu", [QueuedProblem("square", {"n": 4, "dtype": "float32"})])
+    file_queue.add(FleetPlan("plan", "planner", {}, {**stored, "regime": "cold"}), [job])
+    answers = iter([slow_times(), {}])
+    monkeypatch.setattr("registry.fleet.worker.measure", lambda *_: next(answers))
+    summary = worker_with(file_queue).run()
+    assert summary.ends == {JobEnd.ASIDE: 1}
+    assert "could be timed" in summary.fault
+    assert [one.outcome for one in file_queue.status().failures] == ["set aside"]
+
+
+def test_a_worker_on_an_unfit_machine_ends_although_its_lease_is_lost(
+    file_queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue_squares(file_queue, [256])
+
+    def run(*_: object) -> JobOutcome:
+        with file_queue._opened.writing() as session:
+            session.execute(update(FleetJobRow).values(lease_until=0.0))
+        return JobOutcome(JobEnd.UNFIT, "the disk is full")
+
+    monkeypatch.setattr("registry.fleet.worker.run_job", run)
+    summary = worker_with(file_queue, calibrate=False).run()
+    assert (summary.ends, summary.fault) == ({JobEnd.UNFIT: 1}, "the disk is full")
+
+
+def worker_with(queue: JobQueue, calibrate: bool = True) -> LeasingWorker:
+    return LeasingWorker(queue, queue.url, CPU, with_plugin(), WorkOptions(calibrate=calibrate), lambda _: None)

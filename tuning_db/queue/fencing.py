@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Select, delete, select, update
+from sqlalchemy import ColumnElement, Select, and_, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from ..errors import InvalidRecordError, LostLeaseError
 from ..models import DecisionRow, ProblemRow, WinnerRow
+from ..records import new_uid
 from ..rows import insert_new
-from .entries import Fence
-from .leasing import held_by
+from .clock import DatabaseSeconds
+from .entries import LEASED, QUEUED, Fence, QueuedProblem
+from .leasing import expired, held_by
 from .tables import FleetDecisionRow, FleetJobRow
+
+_NOW = DatabaseSeconds()
 
 
 def hold(session: Session, fence: Fence) -> int:
@@ -51,14 +55,21 @@ def decided(session: Session, job: str) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def withdraw(session: Session, fence: Fence) -> int:
-    """Set the decisions of a lease aside, which must hold: what they replaced are the winners again.
+    """Set the decisions of a lease aside, also of a lost one: what they replaced are the winners again.
 
-    A winner that has been replaced meanwhile stays. Returns how many problems are to be decided again.
+    A winner that has been replaced meanwhile stays. Returns how many problems are to be decided again: by the job if it
+    waits, is held by this lease or by one that has expired; else by a new job, since another worker has left them out.
     """
-    job = hold(session, fence)
+    query = select(FleetJobRow).where(FleetJobRow.uid == fence.job).with_for_update()
+    row = session.execute(query).scalar()
+    if row is None:
+        return 0
+    job = row.id
     made = select(FleetDecisionRow.decision_id).where(
         FleetDecisionRow.job_id == job, FleetDecisionRow.token == fence.token
     )
+    if not session.execute(select(FleetJobRow.id).where(FleetJobRow.id == job, _comes_again(fence))).first():
+        _queue_again(session, row, fence)
     decisions = session.execute(select(DecisionRow).where(DecisionRow.id.in_(made))).scalars().all()
     for decision in decisions:
         winner = WinnerRow.decision_id == decision.id
@@ -70,6 +81,25 @@ def withdraw(session: Session, fence: Fence) -> int:
     gone = delete(FleetDecisionRow).where(FleetDecisionRow.job_id == job, FleetDecisionRow.token == fence.token)
     session.execute(gone, execution_options=_PLAIN)
     return len(decisions)
+
+
+def _comes_again(fence: Fence) -> ColumnElement[bool]:
+    """True for a job that will be leased, or is held by this lease."""
+    return or_(
+        FleetJobRow.state == QUEUED, and_(FleetJobRow.state == LEASED, FleetJobRow.token == fence.token), expired()
+    )
+
+
+def _queue_again(session: Session, job: FleetJobRow, fence: Fence) -> None:
+    """Add a job of the problems that a lease of a job has decided, if any."""
+    query = select(ProblemRow.op, ProblemRow.dims).join(FleetDecisionRow, FleetDecisionRow.problem_id == ProblemRow.id)
+    of_lease = FleetDecisionRow.job_id == job.id, FleetDecisionRow.token == fence.token
+    keys = {QueuedProblem(op, dims).key for op, dims in session.execute(query.where(*of_lease))}
+    left = [one for one in job.problems if QueuedProblem(**one).key in keys]
+    if left:
+        same = {name: getattr(job, name) for name in ("plan_id", "device", "op", "priority", "most_attempts")}
+        new = {"uid": new_uid(), "problems": left, "state": QUEUED, "attempts": 0, "token": 0, "message": ""}
+        session.execute(insert(FleetJobRow).values(**same, **new, after=_NOW, created=_NOW))
 
 
 def _replaced_by(decision: DecisionRow) -> Select[Any]:

@@ -144,7 +144,8 @@ class JobQueue:
     def set_aside(self, fence: Fence, message: str) -> int:
         """Gives the job back and sets the decisions of this lease aside; returns how many these were.
 
-        What they replaced are the winners again. Raises LostLeaseError if the lease does not hold.
+        What they replaced are the winners again. The decisions of a lost lease are set aside, too: their problems are
+        decided by whoever leases the job next, or by a new job if another worker has taken it over.
         """
         with self._opened.writing() as session:
             count = fencing.withdraw(session, fence)

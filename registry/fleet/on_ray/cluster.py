@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tuning_db import JobQueue, TuningDBError
@@ -63,7 +63,7 @@ class ActorCluster:
         self._orders = orders
         self._queue = queue
         self._places: dict[tuple[str, int], _Place] = {}
-        self._shelf: Any = ray.remote(ArtifactShelf).options(num_cpus=0).remote() if orders.compilers else None
+        self._shelf: Any = _new_shelf() if orders.compilers else None
         self._compilers: list[Any] = []
         self._compiling: dict[Any, Any] = {}
         self._problems: list[tuple[Any, ...]] = []
@@ -95,7 +95,7 @@ class ActorCluster:
         asked = [actor.stop.remote() for actor in actors] + [actor.report.remote() for actor in actors]
         ready, _ = ray.wait(asked, num_returns=len(asked), timeout=_END_S) if asked else ([], [])
         for reference in set(ready) & set(asked[len(actors) :]):
-            with contextlib.suppress(RayActorError, RayTaskError):
+            with contextlib.suppress(RayError):
                 self._tell(ray.get(reference))
 
     # places
@@ -139,7 +139,7 @@ class ActorCluster:
             return
         try:
             report: WorkerReport = ray.get(place.report)
-        except (RayActorError, RayTaskError) as fault:
+        except RayError as fault:
             self._bad_end(place, f"its actor died ({type(fault).__name__})")
             return
         place.report = None
@@ -175,7 +175,7 @@ class ActorCluster:
                 found, place.describing = place.describing, None
                 try:
                     place.device = ray.get(found)
-                except (RayActorError, RayTaskError):
+                except RayError:
                     place.device = {}
 
     def _order_variants(self) -> None:
@@ -200,9 +200,9 @@ class ActorCluster:
             try:
                 if count := ray.get(reference):
                     _say("compiled", "ahead", f"{count} variants")
-            except (RayActorError, RayTaskError) as fault:
+            except RayError as fault:
                 _say("lost", "compiler", str(fault).splitlines()[0])
-                if isinstance(fault, RayActorError):
+                if isinstance(fault, RayActorError) or not isinstance(fault, RayTaskError):
                     self._compilers.remove(compiler)
         busy = list(self._compiling.values())
         for compiler in self._compilers:
@@ -212,10 +212,29 @@ class ActorCluster:
     def _share(self) -> None:
         for place in self._places.values():
             if place.actor is not None and place.device:
-                new = ray.get(self._shelf.since.remote(Device(**place.device).architecture, place.taken))
+                try:
+                    new = ray.get(self._shelf.since.remote(Device(**place.device).architecture, place.taken))
+                except RayError as fault:
+                    self._replace_shelf(f"the shelf of artifacts ({type(fault).__name__}); it is made anew")
+                    return
                 if new:
                     place.taken += len(new)
                     place.actor.take.remote(new)
+
+    def _replace_shelf(self, why: str) -> None:
+        """Begin compiling ahead anew, with compilers of the new shelf: what was claimed went with the old one."""
+        _say("lost", "compiler", why)
+        self._shelf = _new_shelf()
+        self._compilers.clear()
+        self._compiling.clear()
+        self._problems.clear()
+        self._ordered.clear()
+        for place in self._places.values():
+            place.taken = 0
+
+
+def _new_shelf() -> Any:
+    return ray.remote(ArtifactShelf).options(num_cpus=0).remote()
 
 
 def connect(address: str) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from tuning_db import InvalidRecordError, LostLeaseError, Store
+from tuning_db.queue.tables import FleetJobRow
 
 from .conftest import BOTH, Fleet, problems
 from .test_leasing import SHORT_S, wait_until_expired
@@ -92,3 +94,34 @@ def test_what_was_replaced_under_other_software_does_not_become_the_winner(fleet
         assert store.publish(store.start_run(make.environment), make.decision(previous=old.uid))
         assert fleet.queue.set_aside(lease.fence, "slow") == 1
         assert [one.environment for one in store.winners()] == [earlier]
+
+
+@BOTH
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_decisions_of_a_lost_lease_are_set_aside_and_decided_again(
+    fleet: Fleet, url: str, make: Any, taken_over: bool
+) -> None:
+    fleet.plan(problems(1, 2))
+    lost = fleet.takes(fleet.joins())
+    with Store.open(url, fence=lost.fence) as store:
+        assert store.publish(store.start_run(make.environment), make.decision(make.problem(rows=1)))
+        _expire(fleet)
+        other = fleet.takes(fleet.joins("node2")) if taken_over else None
+        if other is not None:
+            assert fleet.queue.decided(other.fence.job) == [("softmax", problems(1)[0].dims)]
+            with Store.open(url, fence=other.fence) as second:
+                assert second.publish(second.start_run(make.environment), make.decision(make.problem(rows=2)))
+            assert fleet.queue.complete(other.fence)
+        assert [fleet.queue.set_aside(lost.fence, "slow") for _ in range(2)] == [1, 0]
+        assert [one.problem.dims["rows"] for one in store.winners()] == ([2] if taken_over else [])
+    again = fleet.takes(fleet.joins("node3"))
+    assert list(again.problems) == (problems(1) if taken_over else problems(1, 2))
+    assert fleet.queue.decided(again.fence.job) == []
+    assert (again.fence.job == lost.fence.job) != taken_over
+    assert again.options == lost.options
+    assert fleet.lease(fleet.joins("node4")) is None
+
+
+def _expire(fleet: Fleet) -> None:
+    with fleet.queue._opened.writing() as session:
+        session.execute(update(FleetJobRow).values(lease_until=0.0))
