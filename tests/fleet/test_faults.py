@@ -182,7 +182,9 @@ class StallingProxy:
             for each in (client, server):
                 self._selector.register(each, selectors.EVENT_READ)
             return
-        other = self._peers[one]
+        other = self._peers.get(one)
+        if other is None:  # closed with its peer, whose end was read before it
+            return
         with contextlib.suppress(OSError):
             if data := one.recv(1 << 16):
                 other.sendall(data)

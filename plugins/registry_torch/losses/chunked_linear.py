@@ -23,6 +23,7 @@ from registry.problem import Problem
 from registry.space import Config, Space
 
 from ..native import Native
+from .linear_room import chunks_preference
 from .targets import accumulator, row_targets
 
 _ROWS = (256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -30,8 +31,6 @@ _MOST_BYTES = 2**29
 """Logits of a chunk of rows, for several rows."""
 _USUAL_BYTES = 2**28
 _COLUMNS = (1024, 2048, 4096, 8192, 16384, 32768)
-_LARGE = 2**24
-"""Logits from which on a chunk at a time is the default."""
 
 
 class ChunkedLinearCrossEntropy(Native):
@@ -49,7 +48,7 @@ class ChunkedLinearCrossEntropy(Native):
         return _chunk_of(_row_counts(problem.cols * problem.torch_dtype.itemsize, _USUAL_BYTES)[-1])
 
     def preference(self, problem: Problem, device: Device) -> float:
-        return _preference(problem)
+        return chunks_preference(problem)
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
         shape = (max(1, min(config["CHUNK"], problem.rows)), problem.cols)
@@ -74,7 +73,7 @@ class ChunkedLinearCrossEntropyBackward(Native):
         return _chunk_of(4096)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        return _preference(problem)
+        return chunks_preference(problem)
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
         rows, dtype = problem.rows, problem.torch_dtype
@@ -102,11 +101,6 @@ def _space(counts: tuple[int, ...]) -> Space:
 @lru_cache(maxsize=64)
 def _chunk_of(count: int) -> Config:
     return {"CHUNK": count}
-
-
-def _preference(problem: Problem) -> float:
-    """Before torch.native where all logits would be many, after it where they are few."""
-    return 0.5 if problem.rows * problem.cols > _LARGE else -0.5
 
 
 def _write_loss(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:

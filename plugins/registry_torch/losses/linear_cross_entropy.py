@@ -20,20 +20,7 @@ from registry.space import Config
 from ..native import Native
 from .cross_entropy import by_formula, by_log_softmax
 from .cross_entropy_backward import fused, in_place
-
-_SHARE = 64
-"""Logits may take one part in this many of the device's memory, or tuning would choose speed where room was wanted."""
-
-
-def _room_reasons(problem: Problem, device: Device) -> Iterator[str]:
-    """Why all logits cannot be held: in their dtype, and in float32 for the loss."""
-    each = problem.torch_dtype.itemsize
-    needed = problem.rows * problem.cols * (each + max(4, each))
-    if needed > device.memory_bytes // _SHARE:
-        yield (
-            f"all logits, {problem.rows} x {problem.cols}, take {needed / 2**30:.1f} GiB, more than 1/{_SHARE} of the"
-            f" device's {device.memory_bytes / 2**30:.0f}"
-        )
+from .linear_room import room_reasons
 
 
 def _loss(values: tuple[Any, ...], function: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,7 +67,7 @@ class LinearCrossEntropy(Native):
     returns_outputs = True
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        yield from _room_reasons(problem, device)
+        yield from room_reasons(problem, device)
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """Any layout and size."""
@@ -98,7 +85,7 @@ class LinearCrossEntropyBackward(Native):
     returns_outputs = True
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        yield from _room_reasons(problem, device)
+        yield from room_reasons(problem, device)
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """Any layout and size."""
@@ -117,7 +104,7 @@ class CompiledLinearCrossEntropy(InductorImplementation):
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
         yield from super().unsupported(problem, device)
-        yield from _room_reasons(problem, device)
+        yield from room_reasons(problem, device)
 
     def function(self, *values: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Takes ``[rows, k]``, ``[cols, k]``, ``[rows]``, ``[cols]`` or None, and the loss's attributes."""
@@ -132,7 +119,7 @@ class CompiledLinearCrossEntropyBackward(InductorImplementation):
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
         yield from super().unsupported(problem, device)
-        yield from _room_reasons(problem, device)
+        yield from room_reasons(problem, device)
 
     def function(self, *values: Any) -> tuple[torch.Tensor, ...]:
         """Takes the loss's gradient, the forward op's tensors and lse, its attributes, and which gradients are

@@ -22,27 +22,13 @@ from registry.space import Config, Space
 from ..native import Native
 from .cross_entropy import by_formula
 from .cross_entropy_backward import fused
+from .linear_room import chunks_preference, room_reasons
 from .targets import accumulator, row_targets
 
 _ROWS = (256, 512, 1024, 2048, 4096)
 _MOST_BYTES = 2**29
 """Logits of a chunk, for several rows. Beside halves there are as many in float32."""
 _USUAL_BYTES = 2**27
-_SHARE = 64
-"""Logits may take one part in this many of the device's memory."""
-_LARGE = 2**24
-"""Logits from which on a chunk at a time is the default."""
-
-
-def _room_reasons(problem: Problem, device: Device) -> Iterator[str]:
-    """Why all logits cannot be held: in their dtype, and in float32 for the loss."""
-    each = problem.torch_dtype.itemsize
-    needed = problem.rows * problem.cols * (each + max(4, each))
-    if needed > device.memory_bytes // _SHARE:
-        yield (
-            f"all logits, {problem.rows} x {problem.cols}, take {needed / 2**30:.1f} GiB, more than 1/{_SHARE} of the"
-            f" device's {device.memory_bytes / 2**30:.0f}"
-        )
 
 
 class LinearCrossEntropyGradients(Native):
@@ -51,7 +37,7 @@ class LinearCrossEntropyGradients(Native):
     op = "fused_linear_cross_entropy_gradients"
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        yield from _room_reasons(problem, device)
+        yield from room_reasons(problem, device)
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
         return _scratch(problem, max(1, int(problem.rows)))
@@ -76,7 +62,7 @@ class ChunkedLinearCrossEntropyGradients(Native):
         return {"CHUNK": _row_counts(problem, _USUAL_BYTES)[-1]}
 
     def preference(self, problem: Problem, device: Device) -> float:
-        return 0.5 if problem.rows * problem.cols > _LARGE else -0.5
+        return chunks_preference(problem)
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
         return _scratch(problem, max(1, min(config["CHUNK"], problem.rows)))
@@ -94,7 +80,7 @@ class CompiledLinearCrossEntropyGradients(InductorImplementation):
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
         yield from super().unsupported(problem, device)
-        yield from _room_reasons(problem, device)
+        yield from room_reasons(problem, device)
 
     def function(self, *values: Any) -> tuple[torch.Tensor, ...]:
         """Takes ``[rows, k]``, ``[cols, k]``, ``[rows]``, ``[cols]`` or None, the loss's attributes, and which

@@ -15,6 +15,7 @@ import torch
 
 from registry import Device, DispatchWarning, __version__, shipped
 from registry.cli import checks
+from registry.discovery.answers import refusals
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.resolve.op_winners import OpWinners
@@ -307,6 +308,17 @@ def test_every_shipped_winner_holds_for_todays_sources(device: Device, monkeypat
     ]
     assert decisions
     assert not stale, "tune them again and ship anew, see registry/shipped/__init__.py:\n" + "\n".join(stale)
+
+
+@SHIPPED_FOR
+def test_no_shipped_winner_refuses_its_own_problem(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog, refused = Catalog(), []
+    for one in all_shipped(monkeypatch, device):
+        by_name = {each.name: each for each in catalog.implementations(one.problem.op)}
+        problem = catalog.op(one.problem.op).problem_of(dict(one.problem.dims))
+        for reason in refusals(by_name[one.candidate.implementation], problem, device):
+            refused += [f"{one.candidate.implementation}: {problem}: {reason}"] if "not installed" not in reason else []
+    assert not refused, "they are never run: tune them again\n" + "\n".join(refused)
 
 
 def test_shipped_files_are_small_and_hold_nothing_but_winners(monkeypatch: pytest.MonkeyPatch) -> None:
