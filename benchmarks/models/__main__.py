@@ -31,8 +31,7 @@ import transformers
 from registry import Device
 from registry.integrations.transformers import apply
 
-from ..arguments import output_folder
-from .timing import Step, milliseconds, ratio
+from .timing import Step, add_options, milliseconds, ratio
 
 FORMS = ("eager", "graph", "compile", "reduce-overhead", "prefill")
 WAYS = ("plain", "apply", "int4", "int4+head")
@@ -228,10 +227,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=FORMS)
     parser.add_argument("--ways", nargs="+", default=list(WAYS))
-    parser.add_argument("--steps", type=int, default=STEPS, help="steps in a round")
-    parser.add_argument("--time-limit", type=float, help="seconds after which no further form begins")
-    parser.add_argument("--smoke", action="store_true", help="a small model, to see that it runs")
-    parser.add_argument("--write", type=output_folder, help="write models.json and models.txt there")
+    add_options(parser, "models", STEPS)
     return parser.parse_args(arguments)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+
+from ..arguments import output_folder
 
 ROUNDS = 7
 
@@ -44,3 +47,11 @@ def wait() -> None:
     """Wait for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def add_options(parser: argparse.ArgumentParser, results: str, steps: int) -> None:
+    """Add the options that benchmarks of steps share; ``results`` names the files that ``--write`` writes."""
+    parser.add_argument("--steps", type=int, default=steps, help="steps in a round")
+    parser.add_argument("--time-limit", type=float, help="seconds after which no further form begins")
+    parser.add_argument("--smoke", action="store_true", help="a small model, to see that it runs")
+    parser.add_argument("--write", type=output_folder, help=f"write {results}.json and {results}.txt there")

@@ -34,8 +34,7 @@ import transformers
 
 from registry import Device
 
-from ..arguments import output_folder
-from .timing import Step, milliseconds, ratio
+from .timing import Step, add_options, milliseconds, ratio
 from .training_ways import LLAMA_1B, SMALL, Trained
 
 FORMS = ("eager", "compile")
@@ -186,10 +185,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=FORMS)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
-    parser.add_argument("--steps", type=int, default=STEPS, help="steps in a round")
-    parser.add_argument("--time-limit", type=float, help="seconds after which no further form begins")
-    parser.add_argument("--smoke", action="store_true", help="a small model, to see that it runs")
-    parser.add_argument("--write", type=output_folder, help="write training.json and training.txt there")
+    add_options(parser, "training", STEPS)
     return parser.parse_args(arguments)
 
 

@@ -72,10 +72,11 @@ def retimed(
     problems = [one.problem for one in winners]
     plans = {each.problem: each for each in plan(problems, catalog, device)}
     pairs = {one.problem: _pair(one, plans[one.problem]) for one in winners}
-    timed = [one for one in winners if isinstance(pairs[one.problem], tuple)]
+    timed = {problem: pair for problem, pair in pairs.items() if isinstance(pair, tuple)}
+    own = [one for one in winners if one.problem in timed]
     with tempfile.TemporaryDirectory(prefix="registry-drift-") as folder:
         path = Path(folder) / "drift.db"
-        mishaps = _run(timed, pairs, catalog, device, path, observer, budget or Budget()) if timed else {}
+        mishaps = _run(own, timed, catalog, device, path, observer, budget or Budget()) if timed else {}
         with Store.open(path) as store:
             return [_finding(one, pairs[one.problem], store, mishaps.get(one.problem, "")) for one in winners]
 
@@ -112,7 +113,7 @@ def _candidate(decision: Decision, there: ProblemPlan) -> Candidate | None:
 
 def _run(
     winners: Sequence[InstalledWinner],
-    pairs: Mapping[Problem, _Pair | DriftFinding],
+    pairs: Mapping[Problem, _Pair],
     catalog: Catalog,
     device: Device,
     path: Path,
@@ -127,7 +128,7 @@ def _run(
         for one in winners:
             # the winner to beat in this environment; its trial is not here
             store.publish(own, replace(one.decision, environment=environment, protocol=protocol, trial_uid=None))
-    names = {each.implementation.name for one in winners for each in pairs[one.problem]}  # type: ignore[union-attr]
+    names = {each.implementation.name for pair in pairs.values() for each in pair}
     wanted = [one.problem for one in winners]
     # a trial for the default of each implementation that takes part: the default's among them
     most = max(len(each.supported) for each in plan(wanted, catalog, device, sorted(names)))
