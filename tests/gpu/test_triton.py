@@ -198,6 +198,15 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
             (700, 1024, "none", 8, "one_expert"),
         )
     ],
+    "fused_moe": [
+        {"tokens": tokens, "hidden": hidden, "intermediate": width, "experts": experts, "top_k": top_k,
+         "activation": activation, "routing": routing}
+        for tokens, hidden, width, experts, top_k, activation, routing in (
+            (1, 1024, 768, 8, 2, "silu", "uniform"), (5, 1000, 264, 33, 4, "gelu", "skewed"),
+            (700, 512, 768, 130, 8, "silu", "uniform"), (333, 1024, 512, 8, 2, "gelu_tanh", "one_expert"),
+            (1024, 512, 1024, 8, 2, "silu", "skewed"),
+        )
+    ],
     "scaled_mm": [
         {"m": m, "n": 1000, "k": k, "scales": scales, "bias": True, "out_dtype": out_dtype, "dtype": dtype}
         for dtype in ("float8_e4m3fn", "int8")

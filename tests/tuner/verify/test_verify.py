@@ -65,6 +65,10 @@ DIMS: Mapping[str, dict[str, Value]] = {
         }
         for gradient in ("", "_backward")
     },
+    "fused_moe": {
+        "tokens": 13, "hidden": 64, "intermediate": 40, "experts": 4, "top_k": 2, "activation": "silu",
+        "routing": "skewed", "dtype": "bfloat16",
+    },
     "grouped_gemm_backward": {"m": 13, "n": 64, "k": 128, "experts": 4, "routing": "skewed", "dtype": "bfloat16"},
     "gemm_sparse24": {"m": 13, "n": 64, "k": 140, "bias": True, "dtype": "bfloat16"},
     "gemm_sparse24_backward": {"m": 13, "n": 64, "k": 140, "dtype": "bfloat16"},
