@@ -177,10 +177,19 @@ class _Step:
             choice: Dims = {"experts": experts.count, "top_k": experts.top_k, "renormalize": experts.renormalize}
             dims: Dims = {"tokens": self._tokens, **choice, "scoring": experts.scoring, "dtype": self._dtype}
             yield from self._differentiated("topk_softmax", dims)
+        if experts.activation and not self._training and self._workload.quantize != "int4":
+            yield "fused_moe", self._fused(experts)
+            return
         rows = self._tokens * experts.top_k
         for n, k in ((2 * width, hidden), (hidden, width)):
             yield from self._grouped({"m": rows, "n": n, "k": k, "experts": experts.count, "routing": "uniform"})
         yield from self._activated(experts.activation, True, rows, width)
+
+    def _fused(self, experts: Experts) -> Dims:
+        """The problem of all products of the experts and what is between them."""
+        sizes: Dims = {"hidden": self._decoder.hidden, "intermediate": experts.width, "experts": experts.count}
+        choice: Dims = {"top_k": experts.top_k, "activation": experts.activation, "routing": "uniform"}
+        return {"tokens": self._tokens, **sizes, **choice, "dtype": self._dtype}
 
     # --- products
 

@@ -112,6 +112,20 @@ def test_quantised_layers_call_the_ops_of_their_weights_and_the_head_does_not(bo
         derived(box, "llama-3.1-8b", Workload(quantize="int4", training=True))
 
 
+def test_experts_are_one_op_in_inference_and_grouped_products_in_training(box: Catalog) -> None:
+    found = derived(box, "mixtral-8x7b-v0.1", ONE, devices=2)
+    names = ("tokens", "hidden", "intermediate", "experts", "top_k", "activation", "routing")
+    assert counted(found, "fused_moe", *names) == {
+        (2048, 4096, 7168, 8, 2, "silu", "uniform"): 32, (4, 4096, 7168, 8, 2, "silu", "uniform"): 32 * NEW_TOKENS,
+    }  # fmt: skip
+    assert not found.shapes.problems.keys() & {"grouped_gemm", "silu_and_mul"}
+    trained = derived(box, "mixtral-8x7b-v0.1", Workload((4,), (512,), training=True), devices=2)
+    products = {(4096, 14336, 4096): 32, (4096, 4096, 7168): 32}
+    assert counted(trained, "grouped_gemm", "m", "n", "k") == products
+    assert counted(trained, "grouped_gemm_backward", "m", "n", "k") == products
+    assert "fused_moe" not in trained.shapes.problems
+
+
 def test_layers_that_stay_apart_are_those_of_the_model(box: Catalog) -> None:
     apart = derived(box, "llama-3.1-8b", Workload((1,), (64,), separate=True, quantize="int4"))
     steps = 32 * NEW_TOKENS
@@ -145,7 +159,9 @@ def test_what_no_op_computes_is_told(box: Catalog) -> None:
     assert "attention" not in found.shapes.problems
     assert "topk_softmax" not in found.shapes.problems
     assert len(found.notes) == 2
-    assert counted(found, "grouped_gemm", "m", "experts") == {(2048 * 8, 256): 58, (4 * 8, 256): 58 * NEW_TOKENS}
+    assert counted(found, "fused_moe", "tokens", "experts", "top_k") == {
+        (2048, 256, 8): 58, (4, 256, 8): 58 * NEW_TOKENS,
+    }  # fmt: skip
     config = {**config_of("llama-3.1-8b"), "model_type": "novel", "hidden_act": "xielu"}
     told = derive(decoder_of(config, "novel"), ONE, box)
     assert "silu_and_mul" not in told.shapes.problems
