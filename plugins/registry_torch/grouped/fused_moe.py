@@ -42,23 +42,29 @@ class ExpertByExpert(Native):
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             x, w13, w2, weights, ids, activation = arguments
-            total = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
-            of_experts = torch.unique(ids).tolist()
-            for expert in of_experts:
+            top_k, flat = ids.shape[1], ids.reshape(-1)
+            parts = x.new_zeros(flat.shape[0], x.shape[1])
+            for expert in torch.unique(flat).tolist():
                 if 0 <= expert < w13.shape[0]:
-                    token, place = (ids == expert).nonzero(as_tuple=True)
-                    inner = _gated(torch.mm(x[token], w13[expert].t()), activation)
-                    y = torch.mm(inner, w2[expert].t())
-                    total.index_add_(0, token, y * weights[token, place, None].to(total.dtype))
-            outputs[0].copy_(total)
+                    pair = (flat == expert).nonzero()[:, 0]
+                    inner = _gated(torch.mm(x[pair // top_k], w13[expert].t()), activation)
+                    parts.index_copy_(0, pair, torch.mm(inner, w2[expert].t()))
+            outputs[0].copy_(_summed(parts, weights, (ids >= 0) & (ids < w13.shape[0])))
 
         return run
+
+
+def _summed(parts: torch.Tensor, weights: torch.Tensor, somebody: torch.Tensor) -> torch.Tensor:
+    """Each token's weighted sum of ``parts [tokens * top_k, hidden]``, in at least float32; 0 where there is nobody."""
+    wide = torch.promote_types(parts.dtype, torch.float32)
+    product = parts.view(*weights.shape, -1).to(wide) * weights.to(wide).unsqueeze(-1)
+    return product.masked_fill(~somebody.unsqueeze(-1), 0.0).sum(1)
 
 
 def _grouped(values: tuple[Any, ...]) -> torch.Tensor:
     """Rows sorted by expert, two ``torch._grouped_mm``, and each token's weighted sum in float32."""
     x, w13, w2, weights, ids, activation = values
-    (tokens, top_k), experts = ids.shape, w13.shape[0]
+    top_k, experts = ids.shape[1], w13.shape[0]
     somebody = (ids >= 0) & (ids < experts)
     # rows of no expert come last, behind the end of the last group, which the operator leaves uninitialised
     expert, order = torch.sort(torch.where(somebody, ids, experts).view(-1), stable=True)
@@ -66,9 +72,7 @@ def _grouped(values: tuple[Any, ...]) -> torch.Tensor:
     both = torch._grouped_mm(x.index_select(0, order // top_k), w13.mT, offs=ends)
     y = torch._grouped_mm(_gated(both, activation), w2.mT, offs=ends)
     # back in the tokens' order: a sum over neighbours is deterministic, as adding by index is not
-    of_tokens = y.index_select(0, torch.argsort(order)).view(tokens, top_k, -1)
-    product = of_tokens.float() * weights.float().unsqueeze(-1)
-    return product.masked_fill(~somebody.unsqueeze(-1), 0.0).sum(1).to(x.dtype)
+    return _summed(y.index_select(0, torch.argsort(order)), weights, somebody).to(x.dtype)
 
 
 def _reasons(problem: Problem, device: Device) -> Iterator[str]:

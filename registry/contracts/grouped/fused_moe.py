@@ -46,17 +46,20 @@ def fused_moe_reference(
     nothing, and its weight is not read; nor is the x of a token without any expert, whose y is 0. Products and sums in
     at least float32; ``act(gate) * up`` is rounded to x's dtype, and the sum.
     """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    # out of place, so that torch.func can differentiate it
-    y = torch.zeros_like(x, dtype=wide)
+    wide, (tokens, top_k), hidden = torch.promote_types(x.dtype, torch.float32), topk_ids.shape, x.shape[1]
+    ids, weights = topk_ids.reshape(-1), topk_weights.reshape(-1, 1).to(wide)
+    # one part of y for each token and each of its experts; out of place, so that torch.func can differentiate it
+    pairs, parts = [ids.new_empty(0, dtype=torch.int64)], [x.new_empty(0, hidden, dtype=wide)]
     for expert, (into, back) in enumerate(zip(w13, w2, strict=True)):
-        token, place = (topk_ids == expert).nonzero(as_tuple=True)
-        if token.numel():
-            gate, up = (x[token].to(wide) @ into.to(wide).T).chunk(2, -1)
+        pair = (ids == expert).nonzero()[:, 0]
+        if pair.numel():
+            gate, up = (x[pair // top_k].to(wide) @ into.to(wide).T).chunk(2, -1)
             inner = (_FUNCTIONS[activation](gate) * up).to(x.dtype).to(wide)
-            weight = topk_weights[token, place, None].to(wide)
-            y = y.index_add(0, token, weight * (inner @ back.to(wide).T))
-    return y.to(x.dtype)
+            pairs.append(pair)
+            parts.append(weights[pair] * (inner @ back.to(wide).T))
+    zeros = x.new_zeros(tokens * top_k, hidden, dtype=wide)
+    found = zeros.index_copy(0, torch.cat(pairs), torch.cat(parts))
+    return found.view(tokens, top_k, hidden).sum(1).to(x.dtype)
 
 
 def _problem(arguments: Arguments) -> Mapping[str, Value]:
@@ -169,13 +172,13 @@ def _examples() -> tuple[Mapping[str, Value], ...]:
     """Small problems, most of them odd: one token, experts without tokens, all experts of a token, one expert."""
     shapes = ((1, 64, 48, 8, 2), (3, 33, 19, 5, 3), (40, 72, 32, 4, 2), (21, 24, 48, 9, 1), (9, 16, 16, 3, 3))
     chosen = [(activation, routing) for routing in ROUTING for activation in ACTIVATIONS]
-    found = []
+    found: list[Mapping[str, Value]] = []
     for start, dtype in enumerate(FLOATS):
         for place, (tokens, hidden, intermediate, experts, top_k) in enumerate(shapes):
             activation, routing = chosen[(5 * start + 2 * place) % len(chosen)]
-            sizes = {"tokens": tokens, "hidden": hidden, "intermediate": intermediate, "experts": experts}
-            choice = {"top_k": top_k, "activation": activation, "routing": routing}
-            found.append({**sizes, **choice, "dtype": dtype_name(dtype)})
+            sizes: dict[str, Value] = {"tokens": tokens, "hidden": hidden, "intermediate": intermediate}
+            choice: dict[str, Value] = {"top_k": top_k, "activation": activation, "routing": routing}
+            found.append({**sizes, "experts": experts, **choice, "dtype": dtype_name(dtype)})
     return tuple(found)
 
 
