@@ -77,9 +77,13 @@ def _grouped(values: tuple[Any, ...]) -> torch.Tensor:
 
 def _reasons(problem: Problem, device: Device) -> Iterator[str]:
     """Why torch's grouped products cannot run: both have rows of ``hidden`` and of ``intermediate`` elements."""
-    sizes = {"n": problem.hidden, "k": problem.intermediate, "experts": problem.experts, "dtype": problem.dtype}
-    for reason in grouped_mm_reasons(Problem(problem.op, sizes, problem.traits), device):
-        yield reason.replace("n=", "hidden=").replace("k=", "intermediate=")
+    names = {"n": "hidden", "k": "intermediate"}
+    sizes = {short: problem.dims[name] for short, name in names.items()}
+    product = Problem(problem.op, {**sizes, "experts": problem.experts, "dtype": problem.dtype}, problem.traits)
+    for reason in grouped_mm_reasons(product, device):
+        short, _, rest = reason.partition("=")
+        name = names.get(short)
+        yield reason if name is None else f"{name}={rest.replace(f'rows of {short} ', f'rows of {name} ')}"
 
 
 class GroupedMmMoe(Implementation):

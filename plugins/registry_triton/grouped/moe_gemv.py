@@ -16,6 +16,7 @@ from .moe import FUNCTIONS
 from .tiles import reasons
 
 _MOST_PAIRS = 64
+"""Pairs beyond which weights are read too often: each pair reads its expert's."""
 
 
 class GemvMoe(TritonImplementation):

@@ -161,7 +161,7 @@ def _scale(problem: Problem, reference: _Tensor) -> _Tensor:
     """Relative to each output, and to its token's root mean square: terms of both products may cancel.
 
     gate, up, the activation, its product, and each expert's output may be rounded to half on their own: with few terms
-    two in a hundred thousand outputs err by more than 5 roundings of the root mean square.
+    one output in a hundred thousand errs by 5 roundings of the root mean square.
     """
     size, rms = reference.abs(), reference.square().mean(-1, keepdim=True).sqrt_()
     terms = math.sqrt(problem.hidden) + math.sqrt(problem.intermediate)
