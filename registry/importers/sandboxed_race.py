@@ -154,10 +154,9 @@ class SandboxedRace:
         files = [*map(files_of, kernels)]
         search: list[Path] = []
         if self._problem is not None:
-            here, above = self._problem.file.path.parent, self._problem.file.path.parent.parent
-            search = [here, above]
-            # of the folder above, which may be anybody's, only what the problem may import
-            beside = [*_beside(here), *[each for each in _beside(above) if each.suffix == ".py"]]
+            here, *more = search = list(self._problem.source.folders)
+            # of folders above, which may be anybody's, only what the problem may import
+            beside = [*_beside(here), *(each for place in more for each in _beside(place) if each.suffix == ".py")]
             files += [each for each in beside if each not in others]
             files.append(self._problem.file.path)
         return SandboxedEntrant(self._op.name, name, plugin, files=files, search=search)
