@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from sqlalchemy import update
 
 from . import reading, releases, writing
-from .database.engine import Opened, open_database, upgrade_database
+from .database.engine import SILENCE_S, Opened, open_database, upgrade_database
 from .database.location import locate
 from .errors import ExchangeError, InvalidRecordError
 from .identities import Environment
@@ -24,6 +24,9 @@ from .releases import Release
 
 if TYPE_CHECKING:
     from .exchange import ExchangeLine
+
+_SILENCE_IN_JOB_S = 60.0
+"""Seconds without a byte of a server's answer after which a job's store is lost: no question of a job takes long."""
 
 
 class Store(Queries):
@@ -50,9 +53,10 @@ class Store(Queries):
 
         With ``create`` a missing database is made, else it is a MissingDatabaseError. With ``migrate`` an older schema
         is brought up to date, else it is read unchanged. A file that cannot be written opens for reading. With a
-        ``fence`` decisions are published only while its lease holds.
+        ``fence`` decisions are published only while its lease holds, and a server that is silent for a minute is lost.
         """
-        return cls(open_database(locate(url), create=create, upgrade=migrate), fence)
+        silence_s = SILENCE_S if fence is None else _SILENCE_IN_JOB_S
+        return cls(open_database(locate(url), create=create, upgrade=migrate, silence_s=silence_s), fence)
 
     @staticmethod
     def upgrade(url: str | Path | None = None) -> tuple[int, int]:

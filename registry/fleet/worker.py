@@ -227,5 +227,5 @@ class LeasingWorker:
             return f"no entry of the calibration could be timed on {self.record.identity}"
         self._patiently(lambda: self._queue.calibrated(self.record, times))
         device, software = self.record.device, self.record.software
-        self._kind = KindOfDevice.of(self._patiently(lambda: self._queue.calibrations(device, software)))
+        self._kind = KindOfDevice.of(self._patiently(lambda: self._queue.calibrations(device, software, times)))
         return self._kind.fault(self.record.identity)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from tuning_db import ExchangeError, MissingDatabaseError, TuningDBError
 from tuning_db.database.location import VARIABLE, default_path
-from tuning_db.releases import FILE_SUFFIX, find_content, find_id, id_of, is_id, shown_id
+from tuning_db.releases import FILE_SUFFIX, find_content, find_id, find_names, id_of, is_id, shown_id
 
 from ..errors import ReleaseError
 from ..paths import cache_folder, write_whole
@@ -69,6 +69,20 @@ def release_content(told: str, database: str | None) -> bytes:
     if content is None:
         raise _not_found(told, database)
     return content
+
+
+def release_name(told: str, database: str | None) -> str:
+    """The name of the release of that name or id in a database. Raises ReleaseError, also for one of several names."""
+    if not is_id(told):
+        return told
+    names = _asked(lambda: find_names(database, told, SECONDS), told) or []
+    if not names:
+        raise _not_found(told, database)
+    if len(names) > 1:
+        raise ReleaseError(
+            f"release {shown_id(told)} has the names {', '.join(names)}", hint="give the name that is to be signed"
+        )
+    return names[0]
 
 
 def is_server(database: str | None) -> bool:

@@ -82,13 +82,14 @@ def export(
     """Write a release to a file, and its signature.
 
     The file's SHA-256 is the release's id. It is in the format of `registry export`, so that `registry compare` reads
-    it, and a process can be pinned to it: KERNEL_REGISTRY_RELEASE=FILE.
+    it, and a process can be pinned to it: KERNEL_REGISTRY_RELEASE=FILE. A signature covers the release's name, also
+    where its id is given.
     """
     from ...releases import signing
-    from ...releases.pinning import release_content
+    from ...releases.pinning import release_content, release_name
 
     content = release_content(name, db)
-    signature = b"" if sign is None else signing.sign(content, name, sign, _password)
+    signature = b"" if sign is None else signing.sign(content, release_name(name, db), sign, _password)
     _write(file, content)
     if sign is not None:
         _write(_signature_of(file), signature)

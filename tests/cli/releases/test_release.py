@@ -94,6 +94,23 @@ def test_a_signed_release_is_imported_only_as_it_was_signed(
     assert "nothing was imported" in changed.err
 
 
+def test_a_signature_of_a_release_that_was_told_by_its_id_is_of_its_name(
+    command: Command, path: Path, keys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERNEL_REGISTRY_SIGNING_PASSWORD", "secret")
+    file, signed = path / "signed.jsonl", ("--sign", path / "minisign.key")
+    old = json.loads(command("registry", "release", "list", "--json").out)[0]["id"]
+    assert command("registry", "release", "export", old, file, *signed).code == 0
+    told = command("registry", "release", "import", file, "--db", path / "other.db", "--key", path / "minisign.pub")
+    assert told.out.startswith("old (")
+    with Store.open() as store:
+        store.add_release("older", file.read_bytes())
+    refused = command("registry", "release", "export", old, path / "again.jsonl", *signed)
+    assert refused.code == 2
+    assert "has the names old, older" in refused.err
+    assert command("registry", "release", "export", "older", path / "again.jsonl", *signed).code == 0
+
+
 def test_a_file_without_a_signature_is_imported_when_that_is_asked_for(command: Command, path: Path) -> None:
     file = path / "old.jsonl"
     assert command("registry", "release", "export", "old", file).code == 0
