@@ -54,12 +54,15 @@ def _latest(
     session: Session, run: str, places: Collection[TriedPlace], since: int, statuses: Collection[str]
 ) -> dict[TriedPlace, int]:
     """The row numbers of other runs' last trials at these places; seldom are there any, and no table is joined."""
-    columns = zip(*places, strict=True)
+    columns = [sorted(set(column)) for column in zip(*places, strict=True)]
     query = select(TrialRow.id, *(getattr(TrialRow, name) for name in MEASURED_IDS), TrialRow.artifact_hash).where(
         TrialRow.id > since,
         TrialRow.run_id != run,
         TrialRow.status.in_(sorted(statuses)),
-        *(getattr(TrialRow, name).in_(sorted(set(column))) for name, column in zip(MEASURED_IDS, columns, strict=False)),
+        *(
+            getattr(TrialRow, name).in_(sorted(set(column)))
+            for name, column in zip(MEASURED_IDS, columns, strict=False)
+        ),
     )
     found = {cast(TriedPlace, tuple(place)): number for number, *place in session.execute(query.order_by(TrialRow.id))}
     return {place: number for place, number in found.items() if place in places}

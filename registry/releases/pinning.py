@@ -15,7 +15,7 @@ from tuning_db.releases import FILE_SUFFIX, find_content, find_id, find_names, i
 
 from ..errors import ReleaseError
 from ..paths import cache_folder, write_whole
-from .copies import FOLDER, make_database, release_copy
+from .copies import FOLDER, make_database, mark_read, release_copy
 
 RELEASE_VARIABLE = "KERNEL_REGISTRY_RELEASE"
 
@@ -59,6 +59,7 @@ def release_named(told: str, database: str | None) -> PinnedRelease:
     path = release_copy(release_id)
     if not path.exists():
         _make(path, release_content(release_id, database), told)
+    mark_read(path)
     return PinnedRelease(release_id, path, "" if told == release_id else told)
 
 
@@ -103,6 +104,7 @@ def _of_file(told: str) -> PinnedRelease:
     path = release_copy(id_of(content))
     if not path.exists():
         _make(path, content, told)
+    mark_read(path)
     return PinnedRelease(id_of(content), path, told)
 
 
@@ -110,6 +112,7 @@ def _id_of_name(name: str, database: str | None) -> str:
     """The id of a named release: of a server's, as this machine remembers it; else as the database says."""
     memory = cache_folder(FOLDER) / f"{hashlib.sha256(f'{place_of(database)} {name}'.encode()).hexdigest()}.name"
     known = memory.read_text() if memory.exists() else ""
+    mark_read(memory)
     if known and is_server(database):  # a release never changes
         return known
     try:

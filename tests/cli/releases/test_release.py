@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,18 @@ def test_releases_are_compared(command: Command, path: Path) -> None:
     missing = command("registry", "compare", "release:older", "release:new")
     assert missing.code == 2
     assert "there is no release older" in missing.err
+
+
+def test_copies_that_nobody_has_read_are_removed(command: Command, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from registry.releases.pinning import release_named
+
+    copy = release_named("old", None).path
+    for old in copy.parent.iterdir():
+        os.utime(old, (0, 0))
+    told = command("registry", "release", "prune", "--dry-run")
+    assert (told.code, str(copy) in told.out, "2 files would be removed" in told.out) == (0, True, True)
+    assert json.loads(command("registry", "release", "prune", "--days", 36500, "--json").out) == []
+    assert str(copy) in json.loads(command("registry", "release", "prune", "--json").out)
+    assert not copy.exists()
+    assert "0 files removed" in command("registry", "release", "prune").out
+    assert command("registry", "release", "prune", "--days", "-1").code == 2
