@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import insert, or_, select, update
+from sqlalchemy import func, insert, or_, select, update
 
 from ..database.engine import Opened, open_database
 from ..database.location import locate
@@ -196,6 +196,14 @@ class JobQueue:
         """Jobs, workers, failures and pace."""
         with self._opened.reading() as session:
             return status.read(session)
+
+    def open_jobs(self, devices: Collection[str] = ()) -> int:
+        """The number of jobs that are not over, for these models of devices (none: for all); read from an index."""
+        query = select(func.count()).where(FleetJobRow.state.in_([QUEUED, LEASED]))
+        if devices:
+            query = query.where(FleetJobRow.device.in_(sorted(devices)))
+        with self._opened.reading() as session:
+            return int(session.execute(query).scalar_one())
 
     def seconds(self) -> float:
         """This instant by the clock of the database, in seconds since 1970."""
