@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cache
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -41,7 +42,7 @@ class LigerLinearLoss(Implementation):
         yield from layout_reasons(problem, device)
 
     def space(self, problem: Problem, device: Device) -> Space:
-        return Space(sums=["float32"] if problem.dtype == "float32" else ["weight", "float32"], budget=[1, 2, 4, 8])
+        return _space(problem.dtype == "float32")
 
     def preference(self, problem: Problem, device: Device) -> float:
         return -10.0
@@ -58,6 +59,11 @@ class LigerLinearLoss(Implementation):
     def sources(self) -> Iterator[ModuleType | str]:
         yield f"{LIBRARY} {installed_version(LIBRARY)}"
         yield from super().sources()
+
+
+@cache
+def _space(in_float32: bool) -> Space:
+    return Space(sums=["float32"] if in_float32 else ["weight", "float32"], budget=[1, 2, 4, 8])
 
 
 def _loss_and_gradients(  # noqa: PLR0913, PLR0917  (a value of the schema each)
