@@ -52,7 +52,9 @@ class LigerLinearLoss(Implementation):
         budget = config["budget"]
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
-            return _loss_and_gradients(sums, budget, *arguments)
+            # where autograd records, the library's products make tensors of their own
+            with torch.no_grad():
+                return _loss_and_gradients(sums, budget, *arguments)
 
         return run
 
