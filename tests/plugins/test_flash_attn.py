@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -222,3 +223,13 @@ def test_a_version_without_the_gradient_is_unsupported(monkeypatch: pytest.Monke
     values = OPS["attention_backward"].inputs(problem_of("attention_backward"), "normal", torch.Generator())
     with pytest.raises(NotLaunchedError, match="flash-attn-4 has no _flash_attn_bwd"):
         backward.attention_backward(FA4, *values)
+
+
+@pytest.mark.parametrize("name", ["flash_attn_func", "flash_attn_varlen_func", "_flash_attn_bwd"])
+def test_the_stand_in_has_the_signatures_of_the_fourth_generation(name: str) -> None:
+    module = pytest.importorskip("flash_attn.cute.interface")
+    taken = inspect.signature(getattr(_Fourth(), name)).parameters
+    known = [*inspect.signature(getattr(module, name)).parameters]
+    by_place = [each.name for each in taken.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    assert by_place == known[: len(by_place)]
+    assert {*taken} <= {*known}

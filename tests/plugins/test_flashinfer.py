@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import inspect
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -162,3 +164,24 @@ def test_what_is_made_of_its_functions_is_the_op(op: str, place: int, given: lis
     vars(own)["unsupported"] = lambda *asked: [one for one in reasons(*asked) if "NVIDIA" not in one]
     report = check_implementation(own, OPS[op], problems=[problem_of(op, **dims) for dims in given], device="cpu")
     assert len(report.checked) > len(given)
+
+
+def _functions() -> Iterator[Any]:
+    for name, found in vars(flashinfer_stand_in).items():
+        if inspect.isclass(found) and found.__module__ == flashinfer_stand_in.__name__:
+            yield from (pytest.param(name, method, id=f"{name}.{method}") for method in ("__init__", "plan", "run"))
+        elif inspect.isfunction(found) and found.__module__ == flashinfer_stand_in.__name__:
+            yield pytest.param(name, "", id=name)
+
+
+@pytest.mark.skipif(find_spec("flashinfer") is None, reason="FlashInfer is not installed")
+@pytest.mark.parametrize(("name", "method"), _functions())
+def test_the_stand_in_has_the_library_s_signatures(name: str, method: str) -> None:
+    own, theirs = getattr(flashinfer_stand_in, name), getattr(importlib.import_module("flashinfer"), name)
+    if method:
+        own, theirs = getattr(own, method), getattr(theirs, method)
+    taken, known = inspect.signature(own).parameters, inspect.signature(theirs).parameters
+    by_place = [each.name for each in taken.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    assert by_place == [*known][: len(by_place)]
+    by_name = {each.name for each in taken.values() if each.kind is each.KEYWORD_ONLY}
+    assert by_name <= {*known} or any(each.kind is each.VAR_KEYWORD for each in known.values())

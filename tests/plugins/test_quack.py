@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from importlib.util import find_spec
 
 import pytest
@@ -118,3 +120,16 @@ def test_what_is_made_of_its_functions_is_the_op(op: str, monkeypatch: pytest.Mo
     problems = [{name: value for name, value in dims.items() if name in names} for dims in given]
     report = check_implementation(own, OPS[op], problems=problems, device="cpu")
     assert len(report.checked) > len(problems)
+
+
+@pytest.mark.skipif(find_spec("quack") is None, reason="QuACK is not installed")
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [
+        *(("rmsnorm", name) for name in ("rmsnorm_fwd", "rmsnorm_bwd", "layernorm_fwd", "layernorm_bwd")),
+        *(("cross_entropy", name) for name in ("cross_entropy_fwd", "cross_entropy_bwd")),
+    ],
+)
+def test_the_stand_in_has_the_library_s_signatures(module: str, function: str) -> None:
+    own, theirs = getattr(quack_stand_in, function), getattr(importlib.import_module(f"quack.{module}"), function)
+    assert [*inspect.signature(own).parameters] == [*inspect.signature(theirs).parameters]
