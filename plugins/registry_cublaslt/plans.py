@@ -14,7 +14,7 @@ from registry.backends.cuda_stream import current_stream
 
 from . import library
 from .form import DataType, MatmulForm
-from .library import LtHandle, HostNumbers
+from .library import HostNumbers, LtHandle
 
 ALIGNMENT = 16
 """Bytes; what the trait ``aligned`` promises of each tensor."""
@@ -29,7 +29,7 @@ _SOMEWHERE = 1 << 20
 """An address in place of a tensor's: the heuristics look at its alignment alone."""
 
 EnqueueMatmul = Callable[[int, int, int, tuple[int, ...], int], None]
-"""``enqueue(weight, activations, result, pointers, workspace)``, all addresses; ``pointers`` as in ``pointer_names``."""
+"""``enqueue(weight, activations, result, pointers, workspace)``: addresses; ``pointers`` as in ``pointer_names``."""
 
 
 class LtAlgorithm(NamedTuple):
@@ -75,7 +75,7 @@ class LtOperation:
 
 
 class LtLayouts:
-    """LtLayouts of weight, activations and result."""
+    """The layouts of weight, activations and result."""
 
     def __init__(self, form: MatmulForm) -> None:
         self.weight = library.matrix_layout(form.operand, form.k, form.n)

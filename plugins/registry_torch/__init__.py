@@ -258,10 +258,11 @@ def scaled_mm_implementations() -> Iterable[Implementation]:
 
 @implements("gemm_sparse24")
 def gemm_sparse24_implementations() -> Iterable[Implementation]:
-    """The dense weight and the library's product, plain and compiled by Inductor."""
+    """The dense weight and the library's product, plain and compiled by Inductor; and sparse tensor cores."""
+    from .cusparselt import CuSparseLt
     from .sparse24 import CompiledSparse24, DenseSparse24
 
-    return [DenseSparse24(), CompiledSparse24()]
+    return [DenseSparse24(), CompiledSparse24(), CuSparseLt()]
 
 
 @implements("gemm_sparse24_backward")
