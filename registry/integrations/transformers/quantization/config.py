@@ -22,12 +22,12 @@ _PAIRS = tuple([first, second] for first in get_args(ZeroKind) for second in get
 
 @register_quantization_config(METHOD)
 class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-ignore]
-    """Linear layers as ``registry.nn.PackedLinear``, rounded by ``registry.quantize``; or as ScaledLinear.
+    """Linear layers as ``registry.nn.PackedLinear``, rounded by ``registry.quantize``; or ScaledLinear, PackedA8Linear.
 
     bits, group_size, symmetric, codebook   as ``registry.quantize`` has them; group_size -1 is one scale a column
     activations   None: they stay in the model's dtype. "float8_e4m3fn" or "int8", with bits=8: ScaledLinear, whose
                   activations and weights have this dtype, with a scale for each token and each output; nothing else of
-                  the above is used
+                  the above is used. With bits=4: PackedA8Linear, a packed weight and a scale for each token
     modules_to_not_convert  names, ends of names or regular expressions of layers to leave as they are; None: the
                             output embeddings and layers of tied weights, as transformers leaves out. With a list those
                             are packed too, if it does not name them
@@ -104,10 +104,11 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
                 hint=f"gemm_int4 takes groups of {', '.join(map(str, INT4_SIZES))} or -1",
             )
         _one_of("activations", self.activations, (None, *map(dtype_name, DTYPES)))
-        if self.activations is not None and (self.bits != 8 or self.codebook is not None):
+        if self.activations is not None and (self.bits not in (4, 8) or self.codebook is not None):
+            kind = f"bits={self.bits}" if self.codebook is None else f"codebook={self.codebook!r}"
             raise InvalidArgumentError(
-                f"RegistryConfig: bits={self.bits} beside activations={self.activations!r}",
-                hint="both operands of the product are of 8 bits: bits=8",
+                f"RegistryConfig: {kind} beside activations={self.activations!r}",
+                hint="beside activations in 8 bits weights are of 8 or 4: bits=8 or bits=4",
             )
         names = self.modules_to_not_convert
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):

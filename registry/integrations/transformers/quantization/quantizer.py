@@ -151,11 +151,11 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         plain = {name: layer for name, layer in layers.items() if isinstance(layer, PackedLinear)}
         forms = {name: form_of(layer) for name, layer in plain.items()}
         config.symmetric = all(layer.zeros is None for layer in plain.values())
-        config.activations = None
-        if not plain and layers:
-            config.activations = dtype_name(next(iter(layers.values())).levels.dtype)
         most = PackedForm.most_common(forms.values() or [PackedForm(8 if layers else BITS, config.group_size)])
         config.bits, config.group_size, config.codebook = most.bits, most.group_size, most.codebook
+        config.activations = most.activations
+        if not plain and layers:
+            config.activations = dtype_name(next(iter(layers.values())).levels.dtype)
         config.modules = {name: form.settings() for name, form in forms.items() if form != most}
         config.source = None
         # the loader's sets and the files are not needed any longer; sizes are still asked for

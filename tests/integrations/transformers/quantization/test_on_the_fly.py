@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import registry
 from registry.integrations.transformers import RegistryConfig
-from registry.nn import PackedLinear, ScaledLinear
+from registry.nn import PackedA8Linear, PackedLinear, ScaledLinear
 
 from .checkpoints_written import IDS, layers, llama
 
@@ -104,6 +104,28 @@ def test_weights_and_activations_of_8_bits(plain: Path, tmp_path: Path, dtype: s
         assert torch.equal(again(IDS).logits, found)
         expected = original(IDS).logits
     assert rms(found.double() - expected.double()) < 0.2 * rms(expected)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_packed_weights_beside_activations_of_8_bits(plain: Path, tmp_path: Path, static: bool) -> None:
+    model = packed(plain, bits=4, group_size=32, activations="int8")
+    original = llama()
+    names = layers(original)
+    for name in names:
+        found = model.get_submodule(name)
+        assert type(found) is PackedA8Linear
+        expected = registry.quantize(original.get_submodule(name).weight, group_size=32)
+        assert all(torch.equal(a, b) for a, b in zip(found.weight.tensors, expected.tensors, strict=True))
+        found.activation_scale = torch.tensor([0.05]) if static else None
+    model.save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert (said["bits"], said["activations"]) == (4, "int8")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(type(again.get_submodule(name)) is PackedA8Linear for name in names)
+    with torch.no_grad():
+        assert torch.equal(again(IDS).logits, model(IDS).logits)
+        assert rms(model(IDS).logits.double() - original(IDS).logits.double()) < 0.5 * rms(original(IDS).logits)
+    assert again.state_dict().keys() == model.state_dict().keys()
 
 
 def test_a_config_is_the_callers_own_and_serves_several_models(plain: Path) -> None:
