@@ -152,6 +152,12 @@ def gemm_int1_implementations() -> Iterable[Implementation]:
     return _packed_gemm("gemm_int1")
 
 
+@implements("gemm_w4a16")
+def gemm_w4a16_implementations() -> Iterable[Implementation]:
+    """Dequantise and multiply, plain and compiled by Inductor."""
+    return _packed_gemm("gemm_w4a16")
+
+
 @implements("gemm_nf4")
 def gemm_nf4_implementations() -> Iterable[Implementation]:
     """Dequantise and multiply, plain and compiled by Inductor."""
@@ -182,6 +188,12 @@ def gemm_int2_backward_implementations() -> Iterable[Implementation]:
 def gemm_int1_backward_implementations() -> Iterable[Implementation]:
     """Dequantise and multiply by the transposed weight, plain and compiled by Inductor."""
     return _packed_gemm_backward("gemm_int1_backward")
+
+
+@implements("gemm_w4a16_backward")
+def gemm_w4a16_backward_implementations() -> Iterable[Implementation]:
+    """Dequantise and multiply by the transposed weight, plain and compiled by Inductor."""
+    return _packed_gemm_backward("gemm_w4a16_backward")
 
 
 @implements("gemm_nf4_backward")

@@ -57,11 +57,7 @@ def pack_linears(model: Any, config: RegistryConfig, *, lm_head: bool, report: A
         if linear is output and not lm_head:
             report.leave("not packed: the output layer (lm_head=True packs it)", name)
             continue
-        layer = _packed(linear, config)
-        if layer is None:
-            report.leave(f"not packed: no group size divides its {linear.in_features} columns", name)
-            continue
-        model.set_submodule(name, layer)
+        model.set_submodule(name, _packed(linear, config))
         report.add(f"linear packed in {config.bits} bits", name)
         packed = True
     packed = _pack_experts(model, config, report) or packed
@@ -95,14 +91,11 @@ def _check(name: str, linear: torch.nn.Linear, config: RegistryConfig) -> None:
         )
 
 
-def _packed(linear: torch.nn.Linear, config: RegistryConfig) -> torch.nn.Module | None:
-    """The packed layer; None if no group size divides its columns."""
+def _packed(linear: torch.nn.Linear, config: RegistryConfig) -> torch.nn.Module:
     activations = config.activations
     if activations is not None and config.bits == 8:
         return ScaledLinear.from_linear(linear, activations)
     size = group_size_for(config, linear.in_features)
-    if size is None:
-        return None
     size = linear.in_features if size == -1 else size
     form = (config.bits, size, config.symmetric, config.codebook)
     if activations is None:

@@ -8,14 +8,11 @@ from typing import Any, get_args
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ....contracts.gemm_int4 import GROUP_SIZES as INT4_SIZES
 from ....errors import InvalidArgumentError
 from ....nn.scaled_linear import DTYPES
 from ....packed import BITS, CODEBOOKS, GROUP_SIZES, ZeroKind
 from ....problem import dtype_name
 from .checkpoints import FOREIGN, METHOD, LayerFormat, checkpoint_format, method_of
-
-_NOT_BY_GEMM_INT4 = frozenset(GROUP_SIZES) - frozenset(INT4_SIZES)
 
 _PAIRS = tuple([first, second] for first in get_args(ZeroKind) for second in get_args(ZeroKind))
 
@@ -97,11 +94,6 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
         if self.codebook is not None and self.bits != 4:
             raise InvalidArgumentError(
                 f"RegistryConfig: bits={self.bits}, but codebook={self.codebook!r} has levels for 4 bits"
-            )
-        if self.source is None and self.codebook is None and self.bits == 4 and self.group_size in _NOT_BY_GEMM_INT4:
-            raise InvalidArgumentError(
-                f"RegistryConfig: group_size={self.group_size}, but bits={self.bits}",
-                hint=f"gemm_int4 takes groups of {', '.join(map(str, INT4_SIZES))} or -1",
             )
         _one_of("activations", self.activations, (None, *map(dtype_name, DTYPES)))
         if self.activations is not None and (self.bits not in (4, 8) or self.codebook is not None):

@@ -78,7 +78,6 @@ class PackWeights(LayerOperation):
             put_packed(model, layer, ScaledLinear(*rounded_rows(weight, config.activations)))
             return
         size = group_size_for(config, weight.shape[1])
-        assert size is not None, "such layers are not among those to pack"
         packed = quantize(weight, config.bits, size, config.symmetric, config.codebook)
         activations = config.activations
         made = PackedLinear(packed) if activations is None else PackedA8Linear(packed, None, activations)
@@ -117,10 +116,7 @@ class ReadPacked(LayerOperation):
                 return PackedA8Linear(weight, None, activations, tensors.get("activation_scale"))
             if "order" in tensors:
                 return ActOrderLinear(weight, tensors["order"])
-            packed = layer_of(weight)
-            if packed.bits > weight.bits:
-                self.record.widened.append(layer)
-            return packed
+            return layer_of(weight)
 
         self.put(layer, lambda: put_packed(model, layer, made()), missing_keys, "weight")
         return {}

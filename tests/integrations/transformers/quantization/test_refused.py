@@ -25,7 +25,6 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"symmetric": 1}, "symmetric=1"),
     ({"codebook": "fp4"}, r"codebook='fp4'\n  expected one of None, 'nf4'"),
     ({"codebook": "nf4", "bits": 8}, "bits=8, but codebook='nf4' has levels for 4 bits"),
-    ({"group_size": 16}, r"group_size=16, but bits=4"),
     ({"activations": "int8", "bits": 2}, r"bits=2 beside activations='int8'\n.*bits=8 or bits=4"),
     ({"activations": "int8", "codebook": "nf4"}, "codebook='nf4' beside activations='int8'"),
     ({"activations": "fp8", "bits": 8}, "activations='fp8'"),
