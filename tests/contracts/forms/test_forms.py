@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ FORMS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Callable[..., Any]]
     "rms of two dimensions": ("rms_norm", (X, BLOCK), {}, lambda x, w: F.rms_norm(x, (3, 4), w, 1e-6)),
     "all dimensions": ("rms_norm", (X,), {"normalized_shape": (2, 3, 4)}, lambda x: F.rms_norm(x, (2, 3, 4), eps=1e-6)),
     "weight and bias of two": ("layer_norm", (X, BLOCK, BLOCK), {}, lambda x, w, b: F.layer_norm(x, (3, 4), w, b)),
-    "bias alone": ("layer_norm", (X, None, BLOCK), {"normalized_shape": (3, 4)}, lambda x, _, b: F.layer_norm(x, (3, 4), None, b)),
+    "bias alone": ("layer_norm", (X, None, BLOCK), {"normalized_shape": (3, 4)}, lambda x, _, b: F.layer_norm(x, (3, 4), bias=b)),
     "a size": ("layer_norm", (X, ROW), {"normalized_shape": 4}, lambda x, w: F.layer_norm(x, (4,), w)),
     "softmax in float32": (
         "softmax", (X, 1), {"dtype": torch.float32}, lambda x, dim: torch.softmax(x, dim, torch.float32)
@@ -66,7 +67,8 @@ def called(op: str, *args: Any, **attributes: Any) -> Any:
 def test_a_call_in_another_form_is_torchs_and_so_are_its_gradients(form: str) -> None:
     op, args, attributes, theirs = FORMS[form]
     results = []
-    for function in (lambda *given: called(op, *given, **attributes), theirs):
+    functions: tuple[Callable[..., Any], ...] = (partial(called, op, **attributes), theirs)
+    for function in functions:
         given = [
             one.clone().requires_grad_() if isinstance(one, torch.Tensor) and one.is_floating_point() else one
             for one in args
@@ -94,7 +96,9 @@ def test_the_canonical_call_is_canonical_and_is_explained(form: str) -> None:
     assert canonical is not None
     assert canonical_call(BY_NAME[op], (), canonical.values) is None
     BY_NAME[op].bind((), canonical.values)
-    assert registry.explain(op, *args, **attributes).problem.op == op
+    problem = registry.explain(op, *args, **attributes).problem
+    assert problem is not None
+    assert problem.op == op
 
 
 @pytest.mark.parametrize("op", [op for op in BOX if op.forms is not None], ids=lambda op: op.name)
