@@ -82,8 +82,7 @@ class WgmmaGemm(CudaImplementation):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Tiles, how far ahead they are fetched, and their order."""
-        kind = _Kind(_itemsize(problem.dtype), self.scales(problem) == "block")
-        return _space(kind, next((rows for rows in (64, 128) if problem.m <= rows), 256), device)
+        return _space(_itemsize(problem.dtype), next((rows for rows in (64, 128) if problem.m <= rows), 256), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """The tile and the cluster that a model of the GPU finds fastest."""
@@ -135,13 +134,6 @@ class WgmmaGemm(CudaImplementation):
         )  # fmt: skip
 
 
-class _Kind(NamedTuple):
-    """What a space depends on: bytes of an element, and whether each block of 128 has scales."""
-
-    itemsize: int
-    blocks: bool
-
-
 class _GemmSize(NamedTuple):
     """What the speed of a configuration depends on: rows, columns, steps of 128 bytes along K."""
 
@@ -178,7 +170,7 @@ __device__ inline void multiply_tile(float (&sum)[{count}], unsigned long long a
 
 
 @lru_cache(maxsize=_KEPT)
-def _space(kind: _Kind, tallest: int, device: Device) -> Space:
+def _space(itemsize: int, tallest: int, device: Device) -> Space:
     """``tallest``: rows of the tallest tile that fits m."""
     limit = shared_limit(device.target)
     space = Space(
@@ -192,10 +184,7 @@ def _space(kind: _Kind, tallest: int, device: Device) -> Space:
     return (
         space.require("tiles fit m", lambda config: tallest // 2 <= config["block_m"] <= tallest)
         .require("each warpgroup has 64 rows, or 128", lambda config: _waves(config) in (1, 2))
-        .require("sums fit in registers", lambda config: _sums_fit(kind, config))
-        .require(
-            "a tile's columns have one scale", lambda config: not kind.blocks or _SCALE_BLOCK % config["block_n"] == 0
-        )
+        .require("sums fit in registers", lambda config: _sums_fit(itemsize, config))
         .require("steps fit in shared memory", lambda config: _shared_bytes(config) <= limit)
         .require("half of it is used", lambda config: config["stages"] == 8 or 2 * _shared_bytes(config) >= limit)
     )
@@ -206,9 +195,9 @@ def _waves(config: Config) -> float:
     return float(config["block_m"] / (64 * config["warpgroups"]))
 
 
-def _sums_fit(kind: _Kind, config: Config) -> bool:
+def _sums_fit(itemsize: int, config: Config) -> bool:
     sums = _waves(config) * config["block_n"] / 2
-    return bool(sums <= _MOST_SUMS and (kind.itemsize > 1 or sums + config["block_n"] / 2 <= _MOST_WITH_PARTS))
+    return bool(sums <= _MOST_SUMS and (itemsize > 1 or sums + config["block_n"] / 2 <= _MOST_WITH_PARTS))
 
 
 def _shared_by(config: Config) -> tuple[int, int]:

@@ -34,9 +34,9 @@ __device__ inline void store_tile(Map map, int column, int row, unsigned from) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column), "r"(row),
                "r"(from)
                : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Until all but the last `PENDING` stores of this thread have read what they store.
+__device__ inline void close_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until all but the last `PENDING` groups of stores of this thread have read what they store.
 template <int PENDING> __device__ inline void await_reads() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }

@@ -19,7 +19,9 @@ constexpr unsigned short ALL = (1 << CLUSTER) - 1;
 constexpr bool PROMOTED = sizeof(ELEMENT) == 1;
 enum { NO_SCALES, TENSOR, ROW, BLOCK };
 constexpr int SCALE_BLOCK = 128;
-static_assert(SCALES != BLOCK || (SCALE_BLOCK % BLOCK_N == 0 && STEP_K == SCALE_BLOCK), "a step of a tile has one scale of b");
+static_assert(SCALES != BLOCK || STEP_K == SCALE_BLOCK, "a step has one scale of a row");
+// of which all have one scale of b
+constexpr int SCALE_COLUMNS = SCALE_BLOCK % BLOCK_N == 0 ? BLOCK_N : BLOCK_N % SCALE_BLOCK == 0 ? SCALE_BLOCK : 64;
 
 constexpr int A_BYTES = BLOCK_M * WIDTH, B_BYTES = BLOCK_N * WIDTH, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int PATTERN = 1024;  // bytes after which the swizzle repeats; barriers lie in the first
@@ -27,6 +29,7 @@ static_assert(16 * STAGES <= PATTERN, "two barriers a stage");
 // An output tile of a warp: 16 rows of 128 bytes, twice, so that one is written while the other is stored.
 constexpr int COLUMNS = WIDTH / sizeof(OUTPUT), OUT_BYTES = 16 * WIDTH;
 constexpr int SUMS = BLOCK_N / 2;  // of a thread, for 64 rows
+constexpr bool TWO_PARTS = WAVES == 1 && SUMS <= 64;
 
 struct Ring {
   unsigned base;
@@ -37,7 +40,7 @@ struct Ring {
   __device__ void advance() {
     if (++stage == STAGES) stage = 0, parity ^= 1;
   }
-  __device__ int before() const { return (stage == 0 ? STAGES : stage) - 1; }
+  __device__ int before(int steps = 1) const { return stage < steps ? stage + STAGES - steps : stage - steps; }
   __device__ unsigned full(int stage) const { return base + 8 * stage; }
   __device__ unsigned empty(int stage) const { return base + 8 * (STAGES + stage); }
   __device__ unsigned a() const { return base + PATTERN + stage * STAGE_BYTES; }
@@ -114,6 +117,15 @@ __device__ inline float2 floats(const __nv_bfloat16 *pair) {
   return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(pair));
 }
 
+struct Multiplier;
+
+// The scales of a step of 128 k's: of a lane's rows, and of its columns.
+struct StepScales {
+  float of_a[WAVES][2], of_b[BLOCK_N / SCALE_COLUMNS];
+
+  __device__ void load(const Multiplier &own, int row, int column, int step);
+};
+
 // By a warpgroup. Of 64 rows its warps have 16 each; a lane has rows lane / 4 and 8 more, and of each 8 columns two.
 struct Multiplier {
   float sum[WAVES][SUMS];
@@ -167,18 +179,26 @@ struct Multiplier {
   }
 
   __device__ void multiply_promoted(Ring &ring, int row, int column) {
-    float part[SUMS];
-    StepScales now, next;
 #pragma unroll
     for (int wave = 0; wave < WAVES; ++wave)
 #pragma unroll
       for (int k = 0; k < SUMS; ++k) sum[wave][k] = 0;
+    if constexpr (TWO_PARTS)
+      multiply_two_parts(ring, row, column);
+    else
+      multiply_one_part(ring, row, column);
+  }
+
+  // While one warpgroup adds, the others multiply.
+  __device__ void multiply_one_part(Ring &ring, int row, int column) {
+    float part[SUMS];
+    StepScales now, next;
     next.load(*this, row, column, 0);
 #pragma unroll 1
     for (int step = 0; step < steps; ++step, ring.advance()) {
       now = next;
       await(ring.full(ring.stage), ring.parity);
-      if (step + 1 < steps) next.load(*this, row, column, step + 1);
+      next.load(*this, row, column, min(step + 1, steps - 1));
 #pragma unroll
       for (int wave = 0; wave < WAVES; ++wave) {
         begin_products();
@@ -187,32 +207,61 @@ struct Multiplier {
         await_products<0>();
         settle(part);
         if (wave == WAVES - 1) ring.release(ring.stage);
-#pragma unroll
-        for (int k = 0; k < SUMS; ++k) {
-          const float scale = SCALES == BLOCK ? now.both(wave, k / 2 % 2) : 1.0f;
-          sum[wave][k] = fmaf(part[k], scale, sum[wave][k]);
-        }
+        add(part, wave, now);
       }
     }
   }
 
-  // The scales of a step of 128 k's: of a lane's rows, and of the tile's columns.
-  struct StepScales {
-    float of_a[WAVES][2], of_b;
-
-    __device__ void load(const Multiplier &all, int row, int column, int step) {
-      if (SCALES != BLOCK) return;
-#pragma unroll
-      for (int wave = 0; wave < WAVES; ++wave)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int own = min(row + all.first_row(wave) + all.lane / 4 + half * 8, all.m - 1);
-          of_a[wave][half] = __ldg(all.scale_a + (own * all.steps + step));
-        }
-      of_b = __ldg(all.scale_b + (min(column, all.n - 1) / SCALE_BLOCK * all.steps + step));
+  // While a step is added, the next one is multiplied. ptxas follows the two parts only through straight code.
+  __device__ void multiply_two_parts(Ring &ring, int row, int column) {
+    float even[SUMS], odd[SUMS];
+    StepScales now, next;
+    now.load(*this, row, column, 0);
+    begin_step(ring, even);
+    int step = 0;
+#pragma unroll 1
+    for (; step + 2 < steps; step += 2) {
+      next.load(*this, row, column, step + 1);
+      begin_step(ring, odd);
+      await_products<1>();
+      end_step(ring, ring.before(2), even, now);
+      now.load(*this, row, column, step + 2);
+      begin_step(ring, even);
+      await_products<1>();
+      end_step(ring, ring.before(2), odd, next);
     }
-    __device__ float both(int wave, int half) const { return of_a[wave][half] * of_b; }
-  };
+    if (step + 1 < steps) {
+      next.load(*this, row, column, step + 1);
+      begin_step(ring, odd);
+      await_products<1>();
+      end_step(ring, ring.before(2), even, now);
+      await_products<0>();
+      end_step(ring, ring.before(), odd, next);
+    } else {
+      await_products<0>();
+      end_step(ring, ring.before(), even, now);
+    }
+  }
+  __device__ void begin_step(Ring &ring, float (&part)[SUMS]) {
+    await(ring.full(ring.stage), ring.parity);
+    begin_products();
+    products(part, ring, 0, false);
+    close_products();
+    ring.advance();
+  }
+  __device__ void end_step(const Ring &ring, int stage, float (&part)[SUMS], const StepScales &scales) {
+    settle(part);
+    ring.release(stage);
+    add(part, 0, scales);
+  }
+
+  __device__ void add(const float (&part)[SUMS], int wave, const StepScales &scales) {
+#pragma unroll
+    for (int k = 0; k < SUMS; ++k) {
+      const float scale = SCALES == BLOCK ? scales.of_a[wave][k / 2 % 2] * scales.of_b[k * 2 / SCALE_COLUMNS] : 1.0f;
+      sum[wave][k] = fmaf(part[k], scale, sum[wave][k]);
+    }
+  }
 
   // What 16 rows of each warp add up to: scaled, with the bias, rounded once.
   __device__ void store(const Ring &ring, int wave, int row, int column, int &stored) const {
@@ -229,7 +278,11 @@ struct Multiplier {
       write(place, wave, chunk, column + chunk * COLUMNS, scale);
       show_writes();
       __syncwarp();
-      if (lane == 0 && row < m && column + chunk * COLUMNS < n) store_tile(out, column + chunk * COLUMNS, row, place);
+      if (lane == 0) {
+        if (row < m && column + chunk * COLUMNS < n) store_tile(out, column + chunk * COLUMNS, row, place);
+        // what await_reads counts, also where nothing is stored
+        close_stores();
+      }
     }
   }
 
@@ -268,6 +321,23 @@ struct Multiplier {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(one), "f"(other) : "memory");
   }
 };
+
+__device__ inline void StepScales::load(const Multiplier &own, int row, int column, int step) {
+  if (SCALES != BLOCK) return;
+#pragma unroll
+  for (int wave = 0; wave < WAVES; ++wave)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = min(row + own.first_row(wave) + own.lane / 4 + half * 8, own.m - 1);
+      of_a[wave][half] = __ldg(own.scale_a + (at * own.steps + step));
+    }
+#pragma unroll
+  for (int group = 0; group < BLOCK_N / SCALE_COLUMNS; ++group) {
+    // a lane's own columns: what is equal in all lanes would go to a uniform register at once, and wait for memory
+    const int at = min(column + group * SCALE_COLUMNS + own.lane % 4 * 2, own.n - 1) / SCALE_BLOCK;
+    of_b[group] = __ldg(own.scale_b + (at * own.steps + step));
+  }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     wgmma_gemm(TENSOR_MAP(a), TENSOR_MAP(b), TENSOR_MAP(y), const float *scale_a, const float *scale_b, const OUTPUT *bias,
