@@ -117,13 +117,70 @@ __device__ inline float2 floats(const __nv_bfloat16 *pair) {
   return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(pair));
 }
 
-struct Multiplier;
-
-// The scales of a step of 128 k's: of a lane's rows, and of its columns.
+// Scales of one step of 128 k's: of a lane's rows, and of its columns.
 struct StepScales {
   float of_a[WAVES][2], of_b[BLOCK_N / SCALE_COLUMNS];
+};
 
-  __device__ void load(const Multiplier &own, int row, int column, int step);
+// Scales of blocks, read four steps at a time and ahead: the four lanes of a row hold one step each. (Lane by lane, step by
+// step, they would take as many cycles of shared memory's port as the operands of a quarter of the products.)
+struct Scales {
+  static constexpr int HELD = 4;
+  const float *scale_a, *scale_b;
+  int steps, at_a[WAVES][2], at_b[BLOCK_N / SCALE_COLUMNS];
+  StepScales held, ahead;
+
+  // Those of a tile: `row` and `column` are a lane's first ones.
+  __device__ void begin(int row, int column, int m, int n) {
+    if (SCALES != BLOCK) return;
+#pragma unroll
+    for (int wave = 0; wave < WAVES; ++wave)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) at_a[wave][half] = min(row + wave * 64 + half * 8, m - 1) * steps;
+#pragma unroll
+    for (int group = 0; group < BLOCK_N / SCALE_COLUMNS; ++group)
+      at_b[group] = min(column + group * SCALE_COLUMNS, n - 1) / SCALE_BLOCK * steps;
+    fetch(0, true);
+    held = ahead;
+    fetch(HELD, true);
+  }
+  // Branches would keep ptxas from seeing which products are under way.
+  __device__ void fetch(int first, bool wanted) {
+    const int step = min(first + (int)threadIdx.x % HELD, steps - 1);
+#pragma unroll
+    for (int wave = 0; wave < WAVES; ++wave)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) load_if(ahead.of_a[wave][half], scale_a + (at_a[wave][half] + step), wanted);
+#pragma unroll
+    for (int group = 0; group < BLOCK_N / SCALE_COLUMNS; ++group) load_if(ahead.of_b[group], scale_b + (at_b[group] + step), wanted);
+  }
+  __device__ static void load_if(float &into, const float *from, bool wanted) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.global.nc.f32 %0, [%1];\n}"
+                 : "+f"(into)
+                 : "l"(from), "r"((int)wanted));
+  }
+
+  // Step after step.
+  __device__ StepScales take(int step) {
+    StepScales taken;
+    if (SCALES != BLOCK) return taken;
+    const bool last = step % HELD == HELD - 1;
+#pragma unroll
+    for (int wave = 0; wave < WAVES; ++wave)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        taken.of_a[wave][half] = given(held.of_a[wave][half], ahead.of_a[wave][half], step, last);
+#pragma unroll
+    for (int group = 0; group < BLOCK_N / SCALE_COLUMNS; ++group)
+      taken.of_b[group] = given(held.of_b[group], ahead.of_b[group], step, last);
+    fetch(step + 1 + HELD, last);
+    return taken;
+  }
+  __device__ static float given(float &held, float ahead, int step, bool last) {
+    const float value = __shfl_sync(~0u, held, step % HELD, HELD);
+    held = last ? ahead : held;
+    return value;
+  }
 };
 
 // By a warpgroup. Of 64 rows its warps have 16 each; a lane has rows lane / 4 and 8 more, and of each 8 columns two.
@@ -183,22 +240,21 @@ struct Multiplier {
     for (int wave = 0; wave < WAVES; ++wave)
 #pragma unroll
       for (int k = 0; k < SUMS; ++k) sum[wave][k] = 0;
+    Scales scales{scale_a, scale_b, steps};
+    scales.begin(row + first_row(0) + lane / 4, column + lane % 4 * 2, m, n);
     if constexpr (TWO_PARTS)
-      multiply_two_parts(ring, row, column);
+      multiply_two_parts(ring, scales);
     else
-      multiply_one_part(ring, row, column);
+      multiply_one_part(ring, scales);
   }
 
   // While one warpgroup adds, the others multiply.
-  __device__ void multiply_one_part(Ring &ring, int row, int column) {
+  __device__ void multiply_one_part(Ring &ring, Scales &scales) {
     float part[SUMS];
-    StepScales now, next;
-    next.load(*this, row, column, 0);
 #pragma unroll 1
     for (int step = 0; step < steps; ++step, ring.advance()) {
-      now = next;
+      const StepScales now = scales.take(step);
       await(ring.full(ring.stage), ring.parity);
-      next.load(*this, row, column, min(step + 1, steps - 1));
 #pragma unroll
       for (int wave = 0; wave < WAVES; ++wave) {
         begin_products();
@@ -213,33 +269,28 @@ struct Multiplier {
   }
 
   // While a step is added, the next one is multiplied. ptxas follows the two parts only through straight code.
-  __device__ void multiply_two_parts(Ring &ring, int row, int column) {
+  __device__ void multiply_two_parts(Ring &ring, Scales &scales) {
     float even[SUMS], odd[SUMS];
-    StepScales now, next;
-    now.load(*this, row, column, 0);
     begin_step(ring, even);
     int step = 0;
 #pragma unroll 1
     for (; step + 2 < steps; step += 2) {
-      next.load(*this, row, column, step + 1);
       begin_step(ring, odd);
       await_products<1>();
-      end_step(ring, ring.before(2), even, now);
-      now.load(*this, row, column, step + 2);
+      end_step(ring, ring.before(2), even, scales.take(step));
       begin_step(ring, even);
       await_products<1>();
-      end_step(ring, ring.before(2), odd, next);
+      end_step(ring, ring.before(2), odd, scales.take(step + 1));
     }
     if (step + 1 < steps) {
-      next.load(*this, row, column, step + 1);
       begin_step(ring, odd);
       await_products<1>();
-      end_step(ring, ring.before(2), even, now);
+      end_step(ring, ring.before(2), even, scales.take(step));
       await_products<0>();
-      end_step(ring, ring.before(), odd, next);
+      end_step(ring, ring.before(), odd, scales.take(step + 1));
     } else {
       await_products<0>();
-      end_step(ring, ring.before(), even, now);
+      end_step(ring, ring.before(), even, scales.take(step));
     }
   }
   __device__ void begin_step(Ring &ring, float (&part)[SUMS]) {
@@ -321,23 +372,6 @@ struct Multiplier {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(one), "f"(other) : "memory");
   }
 };
-
-__device__ inline void StepScales::load(const Multiplier &own, int row, int column, int step) {
-  if (SCALES != BLOCK) return;
-#pragma unroll
-  for (int wave = 0; wave < WAVES; ++wave)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int at = min(row + own.first_row(wave) + own.lane / 4 + half * 8, own.m - 1);
-      of_a[wave][half] = __ldg(own.scale_a + (at * own.steps + step));
-    }
-#pragma unroll
-  for (int group = 0; group < BLOCK_N / SCALE_COLUMNS; ++group) {
-    // a lane's own columns: what is equal in all lanes would go to a uniform register at once, and wait for memory
-    const int at = min(column + group * SCALE_COLUMNS + own.lane % 4 * 2, own.n - 1) / SCALE_BLOCK;
-    of_b[group] = __ldg(own.scale_b + (at * own.steps + step));
-  }
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     wgmma_gemm(TENSOR_MAP(a), TENSOR_MAP(b), TENSOR_MAP(y), const float *scale_a, const float *scale_b, const OUTPUT *bias,
