@@ -153,6 +153,12 @@ def test_what_no_op_computes_is_told(box: Catalog) -> None:
     assert "attention" not in found.shapes.problems
     assert "topk_softmax" not in found.shapes.problems
     assert len(found.notes) == 2
+    assert counted(found, "mla_decode", "batch", "heads", "kv_len", "kv_lora_rank", "rope_dim", "page") == {
+        (4, 128, 512, 512, 64, False): 61 * NEW_TOKENS
+    }
+    shared = derived(box, "deepseek-v3", Workload((2,), (1000,), page=64), devices=8)
+    assert set(counted(shared, "mla_decode", "heads", "kv_len", "page")) == {(16, 1024, 64)}
+    assert "mla_decode" not in derived(box, "deepseek-v3", Workload((1,), (128,), training=True)).shapes.problems
     assert counted(found, "grouped_gemm", "m", "experts") == {(2048 * 8, 256): 58, (4 * 8, 256): 58 * NEW_TOKENS}
     config = {**config_of("llama-3.1-8b"), "model_type": "novel", "hidden_act": "xielu"}
     told = derive(decoder_of(config, "novel"), ONE, box)
