@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..contract import Op
-from .attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_DECODE
+from .attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_DECODE, MLA_DECODE
 from .decoder import (
     EMBEDDING,
     EMBEDDING_BACKWARD,
@@ -51,6 +51,8 @@ from .packed_gemm import (
     GEMM_INT8_BACKWARD,
     GEMM_NF4,
     GEMM_NF4_BACKWARD,
+    GEMM_W4A16,
+    GEMM_W4A16_BACKWARD,
 )
 from .quantize_per_token import QUANTIZE_PER_TOKEN
 from .scaled_mm import SCALED_MM
@@ -71,6 +73,7 @@ BOX: tuple[Op, ...] = (
     GEMM_INT2,
     GEMM_INT1,
     GEMM_NF4,
+    GEMM_W4A16,
     GEMM_W4A8,
     GEMM_W8A8,
     GEMM_SPARSE24,
@@ -83,6 +86,7 @@ BOX: tuple[Op, ...] = (
     ROTARY_EMBEDDING,
     KV_CACHE_APPEND,
     ATTENTION_DECODE,
+    MLA_DECODE,
     EMBEDDING,
     TOPK_SOFTMAX,
     FUSED_MOE,
@@ -102,6 +106,7 @@ BOX: tuple[Op, ...] = (
     GEMM_INT2_BACKWARD,
     GEMM_INT1_BACKWARD,
     GEMM_NF4_BACKWARD,
+    GEMM_W4A16_BACKWARD,
     GEMM_SPARSE24_BACKWARD,
     SILU_AND_MUL_BACKWARD,
     GELU_AND_MUL_BACKWARD,
@@ -145,6 +150,8 @@ __all__ = [
     "GEMM_SPARSE24",
     "GEMM_SPARSE24_BACKWARD",
     "GEMM_W4A8",
+    "GEMM_W4A16",
+    "GEMM_W4A16_BACKWARD",
     "GEMM_W8A8",
     "GROUPED_GEMM",
     "GROUPED_GEMM_BACKWARD",
@@ -155,6 +162,7 @@ __all__ = [
     "LAYER_NORM_BACKWARD",
     "LINEAR",
     "LINEAR_BACKWARD",
+    "MLA_DECODE",
     "QUANTIZE_PER_TOKEN",
     "RMS_NORM",
     "RMS_NORM_BACKWARD",
