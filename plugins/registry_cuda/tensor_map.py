@@ -52,11 +52,18 @@ def tensor_map(tensor: str, tiles: MatrixTiles) -> tuple[str | int, ...]:
 
 @lru_cache(maxsize=_KEPT)
 def _numbers(tiles: MatrixTiles) -> tuple[int, ...]:
-    first, other = (_words(tiles, address) for address in (_SOME_ADDRESS, 2 * _SOME_ADDRESS))
-    if first[1:] != other[1:] or (first[0], other[0]) != (_SOME_ADDRESS, 2 * _SOME_ADDRESS):
-        raise RegistryError("this driver's tensor maps do not begin with the address of their tensor")
+    _check_address(tiles.dtype)
     # numbers of a launch are signed
-    return tuple([word - 2 * (word & _SIGN) for word in first[1:]])
+    return tuple([word - 2 * (word & _SIGN) for word in _words(tiles, _SOME_ADDRESS)[1:]])
+
+
+@lru_cache(maxsize=len(_TYPES))
+def _check_address(dtype: str) -> None:
+    """Raise RegistryError unless tensor maps of two tensors differ in their first word, the address, alone."""
+    addresses = (_SOME_ADDRESS, 2 * _SOME_ADDRESS)
+    first, other = (_words(MatrixTiles(dtype, 256, 256, 16), address) for address in addresses)
+    if first[1:] != other[1:] or (first[0], other[0]) != addresses:
+        raise RegistryError("this driver's tensor maps do not begin with the address of their tensor")
 
 
 def _words(tiles: MatrixTiles, address: int) -> tuple[int, ...]:
