@@ -143,6 +143,14 @@ def attention_decode_implementations() -> Iterable[Implementation]:
     return [CppAttentionDecode()]
 
 
+@implements("mla_decode")
+def mla_decode_implementations() -> Iterable[Implementation]:
+    """One implementation."""
+    from .attention.mla_decode import CppMlaDecode
+
+    return [CppMlaDecode()]
+
+
 @implements("linear")
 def linear_implementations() -> Iterable[Implementation]:
     """AMX tiles, and dot products of pairs, of bfloat16."""

@@ -365,6 +365,14 @@ def attention_decode_implementations() -> Iterable[Implementation]:
     return [AttentionDecode(), CompiledAttentionDecode()]
 
 
+@implements("mla_decode")
+def mla_decode_implementations() -> Iterable[Implementation]:
+    """Two products, and Inductor's."""
+    from .attention.mla_decode import CompiledMlaDecode, MlaDecode
+
+    return [MlaDecode(), CompiledMlaDecode()]
+
+
 @implements("embedding")
 def embedding_implementations() -> Iterable[Implementation]:
     """``torch.index_select``, and Inductor's."""

@@ -246,6 +246,13 @@ def attention_decode_implementations() -> Sequence[registry.Implementation]:
     return [WholeDecode(), SplitKvDecode()]
 
 
+@registry.implements("mla_decode")
+def mla_decode_implementations() -> Sequence[registry.Implementation]:
+    from .attention.mla_decode import SplitMlaDecode, WholeMlaDecode
+
+    return [WholeMlaDecode(), SplitMlaDecode()]
+
+
 @registry.implements("embedding")
 def embedding_implementations() -> Sequence[registry.Implementation]:
     from .decoder.embedding import BlockEmbedding

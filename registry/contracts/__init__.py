@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..contract import Op
-from .attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_DECODE
+from .attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_DECODE, MLA_DECODE
 from .decoder import (
     EMBEDDING,
     EMBEDDING_BACKWARD,
@@ -85,6 +85,7 @@ BOX: tuple[Op, ...] = (
     ROTARY_EMBEDDING,
     KV_CACHE_APPEND,
     ATTENTION_DECODE,
+    MLA_DECODE,
     EMBEDDING,
     TOPK_SOFTMAX,
     CROSS_ENTROPY,
@@ -158,6 +159,7 @@ __all__ = [
     "LAYER_NORM_BACKWARD",
     "LINEAR",
     "LINEAR_BACKWARD",
+    "MLA_DECODE",
     "QUANTIZE_PER_TOKEN",
     "RMS_NORM",
     "RMS_NORM_BACKWARD",

@@ -62,9 +62,11 @@ def test_the_ops_in_the_box_come_through_the_same_hook() -> None:
 
 def test_the_installed_plugins_of_the_box_are_found_through_their_entry_points(catalog: Catalog) -> None:
     reports = {report.name: report for report in catalog.plugins()}
-    assert {"torch", "triton", "cuda", "cpp", "humming", "quack", "cublaslt"} <= reports.keys()
+    box = {"torch", "triton", "cuda", "cpp", "humming", "quack", "liger", "flashinfer", "flash_attn", "cublaslt"}
+    assert box <= reports.keys()
     assert "softmax/torch.native" in reports["torch"].implementations
     assert reports["torch"].distribution == "kernel-registry"
+    assert [report.fault for report in reports.values() if report.distribution == "kernel-registry"] == [""] * 11
     assert [report.fault for report in reports.values() if report.distribution == "kernel-registry"] == [""] * 8
 
 
