@@ -19,7 +19,7 @@ class WgmmaLinear(WgmmaGemm):
 
     def output(self, problem: Problem) -> str:
         """That of x."""
-        return problem.dtype
+        return str(problem.dtype)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Below torch's product, whose tile is chosen for each size."""
