@@ -17,7 +17,9 @@ from registry.implementation import Run
 from .number import C_TYPES
 from .tensor_map import WIDTH, MatrixTiles, tensor_map
 
-_SOURCE = read_source(f"{__package__}.kernels", "tensor_map.cuh", "tensor_core.cuh", "warpgroup.cuh", "wgmma_gemm.cu")
+_SOURCE = read_source(
+    f"{__package__}.kernels", "tensor_map.cuh", "tensor_core.cuh", "warpgroup.cuh", "wgmma_gemm.cu"
+)
 _PRODUCTS = {"bfloat16": "k16.f32.bf16.bf16", "float16": "k16.f32.f16.f16", "float8_e4m3fn": "k32.f32.e4m3.e4m3"}
 _ELEMENTS = {**C_TYPES, "float8_e4m3fn": "unsigned char"}
 _SCALES = {"": "NO_SCALES", "tensor": "TENSOR", "row": "ROW", "block": "BLOCK"}
