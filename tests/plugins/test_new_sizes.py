@@ -47,6 +47,8 @@ STATIC: Mapping[str, Value] = {
     "q_len": 1,
     "kv_len": 8192,
     "page": False,
+    "kv_lora_rank": 512,
+    "rope_dim": 64,
     "span": False,
     "lengths": "full",
     "dtype": "bfloat16",
