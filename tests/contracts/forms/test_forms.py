@@ -34,7 +34,9 @@ FORMS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Callable[..., Any]]
     "rms of two dimensions": ("rms_norm", (X, BLOCK), {}, lambda x, w: F.rms_norm(x, (3, 4), w, 1e-6)),
     "all dimensions": ("rms_norm", (X,), {"normalized_shape": (2, 3, 4)}, lambda x: F.rms_norm(x, (2, 3, 4), eps=1e-6)),
     "weight and bias of two": ("layer_norm", (X, BLOCK, BLOCK), {}, lambda x, w, b: F.layer_norm(x, (3, 4), w, b)),
-    "bias alone": ("layer_norm", (X, None, BLOCK), {"normalized_shape": (3, 4)}, lambda x, _, b: F.layer_norm(x, (3, 4), bias=b)),
+    "bias alone": (
+        "layer_norm", (X, None, BLOCK), {"normalized_shape": (3, 4)}, lambda x, _, b: F.layer_norm(x, (3, 4), bias=b)
+    ),
     "a size": ("layer_norm", (X, ROW), {"normalized_shape": 4}, lambda x, w: F.layer_norm(x, (4,), w)),
     "softmax in float32": (
         "softmax", (X, 1), {"dtype": torch.float32}, lambda x, dim: torch.softmax(x, dim, torch.float32)
