@@ -6,9 +6,10 @@
 ``--opinfo`` runs PyTorch's samples of the ops that both know, in every dtype of the CPU: outputs, gradients beside
 torch's and beside finite differences, and wrong inputs. The other paths are checkouts that you have: transformers at
 the installed version (its source distribution will do), Liger-Kernel, FlagGems. Nothing is fetched. Their tests run in
-processes of their own, on the GPU where there is one, with shims that call the registry; ``--quick`` is FlagGems' own
-option, ``--only`` pytest's -k, to leave out what takes long without a GPU: "not 32000". Tests of transformers run twice, with and without ``apply``. ``--write`` keeps the counts in conformance.json,
-beside those of parts that were run before, and conformance.md. The exit code is 1 if anything is wrong.
+processes of their own, on the GPU where there is one, with shims that call the registry; those of transformers run
+twice, with and without ``apply``. ``--quick`` is FlagGems' own option, ``--only`` pytest's -k, to leave out what takes
+long without a GPU: "not 32000". ``--write`` keeps the counts in conformance.json, beside those of parts that were run
+before, and conformance.md. The exit code is 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ from .outcomes import Counts, Outcome, counts_table, reasons_list, together
 from .published import counts_by_file, counts_by_model, run_tests
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
+_LIGER_ON_CPU = {
+    "test_liger_layer_norm": (
+        "it compares with torch's gradient of a bfloat16 weight on a CPU, which errs by up to 0.20 from float64's,"
+        " the registry's by 0.06"
+    )
+}
 _TITLES = {
     "opinfo": "PyTorch's OpInfo",
     "liger": "Liger-Kernel's tests",
@@ -91,7 +98,8 @@ def _liger(path: Path, options: Sequence[str]) -> dict[str, Counts]:
     from .liger_shim import FILES
 
     files = [*options, *(f"test/transformers/test_{name}.py" for name in FILES)]
-    return counts_by_file(run_tests(path, files, ["liger_shim"], {"CONFORMANCE_LIGER": str(path.resolve())}))
+    noted = run_tests(path, files, ["liger_shim"], {"CONFORMANCE_LIGER": str(path.resolve())})
+    return counts_by_file(noted, {} if torch.cuda.is_available() else _LIGER_ON_CPU)
 
 
 def _flaggems(path: Path, options: Sequence[str]) -> dict[str, Counts]:
@@ -143,7 +151,7 @@ def page_of(part: str, groups: Mapping[str, Counts], environment: Mapping[str, s
     lines += counts_table({"opinfo": "op", "transformers": "model"}.get(part, "file"), groups)
     every = together(groups.values())
     for outcome in Outcome:
-        if outcome is not Outcome.NOT_RUN and (told := reasons_list(every, outcome)):
+        if told := reasons_list(every, outcome):
             lines += ["", f"{outcome.value.capitalize()}:", "", *told]
     return [*lines, ""]
 

@@ -38,7 +38,8 @@ def pytest_load_initial_conftests() -> None:
 
 
 def _rms_norm(x: Any, weight: Any, eps: float, offset: float = 0.0, *_: Any) -> Any:
-    return ours("rms_norm", x, weight, eps, offset=offset)
+    # Liger's module passes the offset of its weight also where it has none
+    return ours("rms_norm", x, weight, eps, offset=0.0 if weight is None else offset)
 
 
 def _fused_add_rms_norm(x: Any, residual: Any, weight: Any, eps: float, offset: float = 0.0, *_: Any) -> Any:
@@ -112,7 +113,8 @@ _OWN = frozenset({"lse_square_scale", "softcap", "use_token_scaling", "return_z_
 def _options(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
     given = dict(zip(names, values, strict=False))
     given.pop("accum_dtype", None)  # gradients are summed in fp32 anyway
-    return {name: value for name, value in given.items() if value is not None and (value or name not in _OWN)}
+    off = {name for name in _OWN if not isinstance(given.get(name), torch.Tensor) and not given.get(name)}
+    return {name: value for name, value in given.items() if value is not None and name not in off}
 
 
 def _cross_entropy(logits: Any, target: Any, *values: Any) -> Any:

@@ -49,14 +49,19 @@ def run_tests(folder: Path, files: Sequence[str], plugins: Sequence[str], variab
     return noted
 
 
-def counts_by_file(noted: Noted) -> dict[str, Counts]:
-    """The counts of each test file, by its name without ``test_``."""
+def counts_by_file(noted: Noted, explained: Mapping[str, str] | None = None) -> dict[str, Counts]:
+    """The counts of each test file, by its name without ``test_``. ``explained``: as ``EXPLAINED``."""
     groups: dict[str, Counts] = {}
     for test, (outcome, reason) in noted.items():
         file, _, name = test.partition("::")
         counts = groups.setdefault(Path(file).stem.removeprefix("test_"), Counts())
-        told = f"{name.partition('[')[0]}: {reason}" if reason and outcome != "skipped" else ""
-        counts.add(_OUTCOMES.get(outcome, Outcome.NOT_RUN), told)
+        short = name.partition("[")[0]
+        why = (explained or {}).get(short, "")
+        if outcome == "failed" and why:
+            counts.add(Outcome.EXPLAINED, f"{short}: {why}")
+        else:
+            told = f"{short}: {reason}" if reason and outcome != "skipped" else ""
+            counts.add(_OUTCOMES.get(outcome, Outcome.NOT_RUN), told)
     return dict(sorted(groups.items()))
 
 
@@ -64,7 +69,7 @@ def counts_by_model(plain: Noted, applied: Noted) -> dict[str, Counts]:
     """The counts of each model's tests with ``apply``; one that fails or is skipped without it counts as such."""
     groups: dict[str, Counts] = {}
     for test, (before, _) in plain.items():
-        kind, _, rest = test.partition("::")[2].partition("_Test")
+        kind, _, rest = test.partition("::")[2].partition("__")
         counts, name = groups.setdefault(kind, Counts()), rest.rpartition("::")[2]
         outcome, reason = applied.get(test, ("failed", "not run with apply"))
         why = next((why for start, why in EXPLAINED.items() if name.startswith(start)), "")

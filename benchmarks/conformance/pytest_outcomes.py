@@ -14,6 +14,8 @@ from registry import RegistryError
 from .counted_calls import CallCounter
 
 CLEAR = "clear error"
+_MOST = 200
+"""The most characters of a reason that are kept."""
 WITHOUT_CALL = "no call"
 _FOUND: dict[str, tuple[str, str]] = {}
 _REASONS: dict[str, tuple[str, str]] = {}
@@ -30,7 +32,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if call.excinfo is not None:
         fault = call.excinfo.value
         clear = CLEAR if isinstance(fault, RegistryError) else ""
-        _REASONS.setdefault(item.nodeid, (clear, f"{type(fault).__name__}: {fault}".splitlines()[0]))
+        _REASONS.setdefault(item.nodeid, (clear, f"{type(fault).__name__}: {fault}".splitlines()[0][:_MOST]))
     return (yield)
 
 

@@ -102,7 +102,7 @@ def _common(kind: str) -> type[Any]:
         self.model_tester = SmallModel(kind)
 
     values = {"all_model_classes": _classes(kind), "setUp": set_up, "pipeline_model_mapping": {}}
-    return type(f"Test_{kind}", (mixin, unittest.TestCase), values)
+    return type("CommonTest", (mixin, unittest.TestCase), values)
 
 
 def _published(kind: str) -> list[type[Any]]:
@@ -111,13 +111,21 @@ def _published(kind: str) -> list[type[Any]]:
     return [
         one
         for name, one in vars(module).items()
-        if isinstance(one, type) and issubclass(one, unittest.TestCase) and not name.endswith("IntegrationTest")
+        if isinstance(one, type)
+        and issubclass(one, unittest.TestCase)
+        and one.__module__ == module.__name__
+        and not name.endswith("IntegrationTest")
     ]
 
 
-for _kind in MODELS:
-    _whole = (SOURCE / f"tests/models/{_kind}/test_modeling_{_kind}.py").is_file()
-    for _class in _published(_kind) if _whole else [_common(_kind)]:
-        globals()[f"{_kind}_{_class.__name__}"] = _class
-    for _class in _classes(_kind) if APPLIED else ():
-        hook(_class)
+def _test_classes(kind: str) -> list[type[Any]]:
+    whole = (SOURCE / f"tests/models/{kind}/test_modeling_{kind}.py").is_file()
+    return _published(kind) if whole else [_common(kind)]
+
+
+# pytest collects what a module holds: no class may have two names here
+globals().update({f"{kind}__{one.__name__}": one for kind in MODELS for one in _test_classes(kind)})
+if APPLIED:
+    for model_class in {one for kind in MODELS for one in _classes(kind)}:
+        hook(model_class)
+    del model_class

@@ -102,7 +102,7 @@ def test_counts_are_kept_with_those_of_parts_that_were_run_before(tmp_path: Path
 
 def test_tests_of_a_model_count_where_they_pass_without_apply() -> None:
     names = {
-        name: f"m.py::llama_Test_llama::{name}" for name in ("test_a", "test_b", "test_c", "test_tied_weights_keys")
+        name: f"m.py::llama__CommonTest::{name}" for name in ("test_a", "test_b", "test_c", "test_tied_weights_keys")
     }
     plain = dict.fromkeys(names.values(), ("passed", "")) | {names["test_b"]: ("failed", "AssertionError")}
     applied = plain | {names[name]: ("failed", "AssertionError: 1") for name in names if name != "test_a"}
@@ -152,6 +152,8 @@ def test_a_published_test_counts_by_what_it_called_and_how_it_ended(tmp_path: Pa
     assert groups["broken"].outcomes == {Outcome.UNCLEAR: 1}
     counted = {Outcome.PASSED: 1, Outcome.CLEAR_ERROR: 1, Outcome.WRONG: 2, Outcome.NOT_RUN: 2}
     assert groups["squares"].outcomes == counted
+    told = counts_by_file({"test_a.py::test_b[3]": ("failed", "AssertionError")}, {"test_b": "it asks for less"})
+    assert reasons_list(told["a"], Outcome.EXPLAINED) == ["- 1 x test_b: it asks for less"]
     assert reasons_list(groups["squares"], Outcome.CLEAR_ERROR)[0].startswith(
         "- 1 x test_refused: InvalidArgumentError"
     )
