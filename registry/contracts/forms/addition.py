@@ -82,14 +82,14 @@ def _scaled(y: torch.Tensor, alpha: float) -> torch.Tensor:
 
 def _broadcast(given: dict[str, Any]) -> None:
     x, y = given["x"], given["y"]
-    try:
-        shape = torch.broadcast_shapes(x.shape, y.shape)
-    except RuntimeError:
+    pairs = zip(reversed(x.shape), reversed(y.shape), strict=False)
+    if any(one != other and 1 not in (one, other) for one, other in pairs):
         refuse(
             f"vector_add: x is {shape_text(x.shape)} but y is {shape_text(y.shape)}",
             hint="sizes must be equal, or 1, from the last dimension on",
         )
-    given["x"], given["y"] = x.expand(shape), y.expand(shape)
+    # not torch.broadcast_shapes, which is written in Python and takes 70 µs
+    given["x"], given["y"] = torch.broadcast_tensors(x, y)
 
 
 def _rounded_to(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
