@@ -17,7 +17,7 @@ from benchmarks.conformance.counted_calls import CallCounter
 from benchmarks.conformance.flaggems_shim import ReplacingMode
 from benchmarks.conformance.liger_shim import FUNCTIONS
 from benchmarks.conformance.opinfo import judged, judged_differences, judged_gradient, run_opinfo
-from benchmarks.conformance.outcomes import Counts, Outcome, counts_table, reasons_list
+from benchmarks.conformance.outcomes import Counts, Outcome, counts_table, reasons_list, together
 from benchmarks.conformance.published import counts_by_file, counts_by_model, run_tests
 from benchmarks.conformance.torch_calls import CALLS
 
@@ -98,6 +98,20 @@ def test_counts_are_kept_with_those_of_parts_that_were_run_before(tmp_path: Path
     assert Counts.of_record(stored["opinfo"]["groups"]["add"]).record() == counts.record()
     page = (tmp_path / "conformance.md").read_text(encoding="utf-8")
     assert page.count("| `add` | 3 | 1 | 2 | 0 |") == 2
+
+
+def test_the_counts_in_the_guide_are_those_of_the_results() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs/conformance.md").read_text(encoding="utf-8")
+    stored = json.loads((root / "benchmarks/results/conformance.json").read_text(encoding="utf-8"))
+    groups = {part: {name: Counts.of_record(one) for name, one in stored[part]["groups"].items()} for part in stored}
+    others = groups["opinfo"].pop("integers, bool, complex")
+    columns = (
+        Outcome.PASSED, Outcome.BOTH_REFUSE, Outcome.CLEAR_ERROR, Outcome.EXPLAINED, Outcome.NOT_RUN, Outcome.WRONG,
+    )  # fmt: skip
+    for counts in (others, *(together(part.values()) for part in groups.values())):
+        assert f" | {counts.total} | {' | '.join(str(counts.outcomes[each]) for each in columns)} |\n" in page
+        assert counts.faults == 0
 
 
 def test_tests_of_a_model_count_where_they_pass_without_apply() -> None:
