@@ -38,13 +38,13 @@ def entrants(
     found: list[ForeignKernel] = []
     refused: dict[str, str] = {}
     for path in _files(paths, problem):
-        label = Path(path).name
+        label = Path(path).name if Path(path).is_file() else path
         name = _free(f"race.{plain_name(Path(path.partition('@')[0].rpartition(':')[0] or path).stem)}", found)
         try:
             sha256 = _digest(path)
             submission_of(path, op, name, None if problem is None else problem.file.path, sha256)
         except RegistryError as fault:
-            refused[label] = fault.message
+            refused[label] = f"{fault.message} ({fault.hint})" if fault.hint else fault.message
             continue
         found.append(ForeignKernel(path, name, sha256, label))
     return found, refused

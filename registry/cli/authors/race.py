@@ -50,6 +50,10 @@ Workloads = Annotated[
     typer.Option("--workloads", metavar="FILE", help="FlashInfer-Bench's workloads, JSON or JSON lines."),
 ]
 
+_RANKED_BY = (
+    "ranked by ratios of times that were taken side by side; a median is of all times of one, taken at any time"
+)
+
 _COLUMNS = (
     Column("rank", right=True),
     Column("submission"),
@@ -237,6 +241,8 @@ def _show(standings: Sequence[RaceStanding]) -> None:
         title = "" if one.problem is None else text.named(one.problem)
         groups.setdefault(title or "no known form", []).append(_row(one))
     print_table(_COLUMNS, [Group(title, rows) for title, rows in groups.items()])
+    if any(one.in_finals for one in standings):
+        text.say(_RANKED_BY)
 
 
 def _row(one: RaceStanding) -> list[str]:
@@ -245,4 +251,4 @@ def _row(one: RaceStanding) -> list[str]:
         interval = f"{text.microseconds(one.low_us)} to {text.microseconds(one.high_us)}"
     median = "" if one.median_us is None else text.microseconds(one.median_us)
     times = "" if one.times_reference is None else f"{one.times_reference:.2f}"
-    return [str(one.rank or ""), one.label, one.status, median, interval, times, one.reason]
+    return [str(one.rank or ""), one.label, one.status, median, interval, times, text.shortened(one.reason)]
