@@ -99,3 +99,53 @@ def test_a_folder_without_submissions_is_an_error_and_a_package_is_named_with_it
     (found,), refused = entrants(["package:square"], "square", None)
     assert found.path == f"{tmp_path / 'package'}:square"
     assert refused == {}
+
+
+MODEL = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        {body}
+
+def get_inputs():
+    return [torch.rand(4, 6)]
+
+def get_init_inputs():
+    return []
+"""
+TASK = """
+import torch
+
+def ref_kernel(x):
+    {body}
+
+def generate_input(size, seed):
+    return torch.randn(size, 6, generator=torch.Generator().manual_seed(seed))
+"""
+
+
+@pytest.mark.parametrize("form", [MODEL, TASK], ids=["KernelBench", "GPU MODE"])
+@pytest.mark.parametrize(
+    ("body", "is_constant"),
+    [
+        ("return torch.zeros(3)", True),
+        ("return torch.softmax(x.sum(1, keepdim=True), 1)", True),
+        ("y = x.mean(1, keepdim=True); return y - y.mean(1, keepdim=True) + 3", True),
+        ("return torch.zeros(3), x * 1e-9", False),
+        ("return x.argmax(1)", False),
+    ],
+)
+def test_a_problem_whose_result_is_the_same_for_all_inputs_is_refused(
+    form: str, body: str, is_constant: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "problem.py"
+    file.write_text(form.format(body=body))
+    (tmp_path / "task.yml").write_text("tests: [{size: 4, seed: 1}]\n")
+    there = imported(file)
+    if not is_constant:
+        assert there.op.kinds[0] == "normal"
+        return
+    with pytest.raises(InvalidDefinitionError, match="the same whatever the inputs are"):
+        there.op  # noqa: B018

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import RegistryError
+from ...errors import RegistryError, in_a_line
 from ..display import text
 from ..display.table import Column, Group, print_table
 from ..options import DeviceName, Json, Plugins, catalog_with, device_of, number
@@ -206,7 +206,16 @@ def _problem(problem: Path | None, op: str | None) -> ImportedProblem | None:
 
     if (problem is None) == (op is None):
         raise RegistryError("expected one of --problem and --op", hint="--problem FILE, or --op softmax")
-    return None if problem is None else imported(problem)
+    if problem is None:
+        return None
+    found = imported(problem)
+    try:
+        found.op  # noqa: B018  (the problem file is run here: what is wrong with it is told before anything else)
+    except RegistryError:
+        raise
+    except Exception as fault:
+        raise RegistryError(f"{problem}: {in_a_line(fault)}", hint="the problem file is run to make its op") from fault
+    return found
 
 
 @contextmanager
