@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..contract import Op
-from .attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_DECODE
+from .attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_DECODE, MLA_DECODE
 from .decoder import (
     EMBEDDING,
     EMBEDDING_BACKWARD,
@@ -50,6 +50,8 @@ from .packed_gemm import (
     GEMM_INT8_BACKWARD,
     GEMM_NF4,
     GEMM_NF4_BACKWARD,
+    GEMM_W4A16,
+    GEMM_W4A16_BACKWARD,
 )
 from .quantize_per_token import QUANTIZE_PER_TOKEN
 from .scaled_mm import SCALED_MM
@@ -70,6 +72,7 @@ BOX: tuple[Op, ...] = (
     GEMM_INT2,
     GEMM_INT1,
     GEMM_NF4,
+    GEMM_W4A16,
     GEMM_W4A8,
     GEMM_W8A8,
     GEMM_SPARSE24,
@@ -82,6 +85,7 @@ BOX: tuple[Op, ...] = (
     ROTARY_EMBEDDING,
     KV_CACHE_APPEND,
     ATTENTION_DECODE,
+    MLA_DECODE,
     EMBEDDING,
     TOPK_SOFTMAX,
     CROSS_ENTROPY,
@@ -100,6 +104,7 @@ BOX: tuple[Op, ...] = (
     GEMM_INT2_BACKWARD,
     GEMM_INT1_BACKWARD,
     GEMM_NF4_BACKWARD,
+    GEMM_W4A16_BACKWARD,
     GEMM_SPARSE24_BACKWARD,
     SILU_AND_MUL_BACKWARD,
     GELU_AND_MUL_BACKWARD,
@@ -142,6 +147,8 @@ __all__ = [
     "GEMM_SPARSE24",
     "GEMM_SPARSE24_BACKWARD",
     "GEMM_W4A8",
+    "GEMM_W4A16",
+    "GEMM_W4A16_BACKWARD",
     "GEMM_W8A8",
     "GROUPED_GEMM",
     "GROUPED_GEMM_BACKWARD",
@@ -152,6 +159,7 @@ __all__ = [
     "LAYER_NORM_BACKWARD",
     "LINEAR",
     "LINEAR_BACKWARD",
+    "MLA_DECODE",
     "QUANTIZE_PER_TOKEN",
     "RMS_NORM",
     "RMS_NORM_BACKWARD",

@@ -121,6 +121,15 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
             (1, 4, 4, 1, 100_000, 20, False, False, "auto", False, "full"),
         )
     ],
+    "mla_decode": [
+        {"batch": batch, "heads": heads, "kv_len": kv_len, "kv_lora_rank": rank, "rope_dim": rope, "page": page,
+         "lengths": lengths}
+        for batch, heads, kv_len, rank, rope, page, lengths in (
+            (1, 128, 8192, 512, 64, 64, "full"), (16, 128, 2048, 512, 64, False, "uniform"),
+            (5, 16, 1008, 512, 64, 16, "skewed"), (3, 40, 777, 384, 32, False, "uniform"),
+            (200, 7, 300, 100, 20, 1, "full"),
+        )
+    ],
     **{
         f"embedding{gradient}": [
             {"rows": rows, "cols": cols, "vocabulary": count, "frequency": frequency}

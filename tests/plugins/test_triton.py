@@ -40,6 +40,9 @@ DECODE = {
     "batch": 64, "heads": 32, "kv_heads": 8, "q_len": 1, "kv_len": 8192, "head_dim": 128, "page": False, "span": False,
     "kv_dtype": "auto", "softcap": False, "lengths": "full",
 }  # fmt: skip
+MLA = {
+    "batch": 64, "heads": 128, "kv_len": 8192, "kv_lora_rank": 512, "rope_dim": 64, "page": 64, "lengths": "full",
+}  # fmt: skip
 BESIDE_ROWS: Mapping[str, Mapping[str, Any]] = {
     "layer_norm": AFFINE, "fused_add": {"weight": True}, "cross_entropy": MEAN,
     "fused_linear": {"k": 64, **LINEAR_LOSS},
@@ -85,6 +88,8 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     },
     "attention_decode triton.whole": DECODE,
     "attention_decode triton.split_kv": {**DECODE, "batch": 1, "page": 16},
+    "mla_decode triton.whole": {**MLA, "page": False},
+    "mla_decode triton.split_kv": {**MLA, "batch": 1},
     "rotary_embedding triton.block": {
         "tokens": 8192,
         "heads": 32,
@@ -121,7 +126,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "grouped_gemm_backward triton.gemm": {"m": 16384, **EXPERTS},
     **{
         f"gemm_{kind} {form}": {"m": m, **PACKED}
-        for kind in ("int8", "int2", "int1", "nf4")
+        for kind in ("int8", "int2", "int1", "w4a16", "nf4")
         for form, m in (("triton.gemm", 4096), ("triton.splitk", 16), ("triton.gemv", 1), ("triton.dequantized", 4096))
     },
     "quantize_per_token triton.row": {"m": 4096, **ROWS},
@@ -143,8 +148,15 @@ ON_ONE = (
     "scaled_mm triton.splitk",
 )
 OTHERS = [key for key in TYPICAL if not key.startswith(ON_ONE)]
-SPILLED = {"attention_backward triton.flash": 32}
-"""Bytes a thread that may spill: the sums of keys and of values fill the registers of Hopper's default."""
+SPILLED = {
+    "attention_backward triton.flash": 32,
+    "mla_decode triton.whole": 160,
+    "mla_decode triton.split_kv": 160,
+}
+"""Bytes a thread that may spill: sums fill the registers of Hopper's default.
+
+In a step of mla_decode a thread reads 12 words again, beside 74 products of tensor cores.
+"""
 ELSEWHERE = {
     A100: ("softmax triton.row", "gemm_int4 triton.gemv"),
     MI300: ("rms_norm triton.looped", "linear triton.gemm"),
@@ -169,7 +181,7 @@ COMPILED = [
     )
     for device, keys in ((H200, TYPICAL), (A100, OTHERS[::2]), (MI300, OTHERS[1::2]))
     for key in keys
-    if not key.startswith(("gemm_int2", "gemm_int1"))
+    if not key.startswith(("gemm_int2", "gemm_int1", "gemm_w4a16"))
 ]
 """On the H200 and, in turn, on one of the others. Of a family one op: gemm_int8. Others differ in a constant, the width
 of a level; gemm_nf4 has a table. The kernels of a grouped product and of its gradients are alike; gemm_sparse24 and
@@ -207,6 +219,11 @@ DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
         {**DECODE, "page": 16, "head_dim": 512, "kv_heads": 1},
         {**DECODE, "q_len": 16, "kv_dtype": "float8_e4m3fn"},
         {**DECODE, "head_dim": 24, "heads": 8, "span": 1024},
+    ],
+    "mla_decode": [
+        *({**MLA, "batch": batch, "kv_len": kv_len} for batch in (1, 16, 256) for kv_len in (64, 1024, 131072)),
+        *({**MLA, "heads": heads, "page": False} for heads in (1, 16, 40)),
+        {**MLA, "kv_lora_rank": 100, "rope_dim": 20, "page": 16},
     ],
 }
 
@@ -293,7 +310,7 @@ def test_another_row_count_is_no_other_variant(key: str) -> None:
         if "m" in dims:
             dims["m"] = max(1, problem.m - size)
         if "page" in dims:
-            dims["kv_len"] = problem.kv_len - 16 * size
+            dims["kv_len"] = problem.kv_len - int(TYPICAL[key]["page"] or 16) * size
         other = problem_of(op, dims)
         variants = implementation.variants(other, config, H200, signature(other, implementation, config, H200))
         keys.add(tuple(variant.key for variant in variants))
@@ -304,7 +321,7 @@ def test_another_row_count_is_no_other_variant(key: str) -> None:
 def test_spaces_are_small_and_hold_their_default(device: Device) -> None:
     for key, implementation in IMPLEMENTATIONS.items():
         op = key.partition(" ")[0]
-        most = 192 if op.startswith(("attention", "gemm", "grouped", "linear", "scaled")) else 60
+        most = 192 if op.startswith(("attention", "gemm", "grouped", "linear", "mla", "scaled")) else 60
         for problem in _problems(op):
             if list(implementation.unsupported(problem, device)):
                 continue

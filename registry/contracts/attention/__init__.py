@@ -1,9 +1,10 @@
-"""Attention over keys and values: of a sequence to itself, and of a few new tokens to a cache."""
+"""Attention over keys and values: of a sequence to itself, and of a few new tokens to a cache, of latents too."""
 
 from __future__ import annotations
 
 from .attention import ATTENTION
 from .attention_backward import ATTENTION_BACKWARD
 from .decode import ATTENTION_DECODE
+from .mla_decode import MLA_DECODE
 
-__all__ = ["ATTENTION", "ATTENTION_BACKWARD", "ATTENTION_DECODE"]
+__all__ = ["ATTENTION", "ATTENTION_BACKWARD", "ATTENTION_DECODE", "MLA_DECODE"]

@@ -12,13 +12,13 @@ from ...errors import InvalidArgumentError
 from ...problem import Arguments, Problem, TensorSpec, Value, dtype_name
 from ..checks import (
     FLOATS,
-    check_values,
     float_dtype,
     float_tensor,
     positive,
     same_dtype,
     shape_text,
 )
+from .cache_checks import cache_room, check_page, check_places, is_size_or_false
 from .decode_inputs import FLOAT8
 
 KV_DTYPES = ("auto", FLOAT8)
@@ -45,8 +45,7 @@ def decode_problem(arguments: Arguments) -> Mapping[str, Value]:
         )
     for names in _CACHES:
         _check_cache(arguments, q, cache, names)
-    _check_integers(op, "kv_lens", arguments.tensor("kv_lens"), (batch,), "[batch]")
-    page, kv_len = _room(arguments, batch, cache)
+    page, kv_len = cache_room(arguments, batch, "k_cache", "kv_heads, head_dim")
     return {
         "batch": batch,
         "heads": heads,
@@ -60,31 +59,6 @@ def decode_problem(arguments: Arguments) -> Mapping[str, Value]:
         "softcap": _softcap(arguments),
         "dtype": dtype_name(q.dtype),
     }
-
-
-def _room(arguments: Arguments, batch: int, cache: TensorSpec) -> tuple[int | bool, int]:
-    """Slots of a page, False for a cache without, and the most keys that a sequence can have."""
-    op, table = arguments.op, arguments.optional_tensor("block_table")
-    if table is not None:
-        _check_integers(op, "block_table", table, (batch, *table.shape[1:2]), "[batch, max_blocks]")
-        return cache.shape[1], table.shape[1] * cache.shape[1]
-    if cache.shape[0] != batch:
-        raise InvalidArgumentError(
-            f"{op}: k_cache is {shape_text(cache.shape)} but q has {batch} sequences",
-            hint="without a block_table the cache is [batch, kv_len, kv_heads, head_dim]",
-        )
-    return False, cache.shape[1]
-
-
-def _check_integers(op: str, name: str, spec: TensorSpec, shape: tuple[int, ...], shown: str) -> None:
-    if spec.dtype != torch.int32:
-        raise InvalidArgumentError(
-            f"{op}: {name} is {dtype_name(spec.dtype)}, expected int32", hint=f"convert it: {name}.to(torch.int32)"
-        )
-    if spec.shape != shape or len(shape) != shown.count(",") + 1:
-        raise InvalidArgumentError(
-            f"{op}: {name} has shape {shape_text(spec.shape)}", hint=f"expected {shown}, batch={shape[0]}"
-        )
 
 
 def _check_cache(arguments: Arguments, q: TensorSpec, like: TensorSpec, names: tuple[str, str]) -> None:
@@ -139,18 +113,14 @@ def check_decode(problem: Problem) -> None:
     """Raise InvalidArgumentError for dimensions that no call has."""
     positive(problem, "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
     float_dtype(problem)
-    op, page, span = problem.op, problem.page, problem.span
+    op, span = problem.op, problem.span
     if problem.heads % problem.kv_heads:
         raise InvalidArgumentError(
             f"{op}: heads={problem.heads} is no multiple of kv_heads={problem.kv_heads}",
             hint="each head of keys serves as many heads of queries",
         )
-    if not _is_size_or_false(page) or (page and problem.kv_len % page):
-        raise InvalidArgumentError(
-            f"{op}: page={page!r} and kv_len={problem.kv_len}",
-            hint="expected the slots of a page, of which kv_len is a multiple, or False: a cache without pages",
-        )
-    if not _is_size_or_false(span):
+    check_page(problem)
+    if not is_size_or_false(span):
         raise InvalidArgumentError(f"{op}: span={span!r}", hint="expected the keys that a token sees, or False: all")
     if problem.kv_dtype == FLOAT8 and problem.torch_dtype not in FLOATS:
         raise InvalidArgumentError(
@@ -158,35 +128,6 @@ def check_decode(problem: Problem) -> None:
         )
 
 
-def _is_size_or_false(value: Value) -> bool:
-    return value is False or (type(value) is int and value > 0)
-
-
 def check_decode_data(values: Mapping[str, Any]) -> None:
-    """Raise OutOfRangeError for a length beyond the room of its sequence, and for a page that the cache lacks.
-
-    Entries of the table behind the last page that a sequence has begun are not read, and may be anything.
-    """
-    op, lengths, cache, table = "attention_decode", values["kv_lens"], values["k_cache"], values["block_table"]
-    size = cache.shape[1]
-    room = size if table is None else size * table.shape[1]
-    told = f"{room} keys" if table is None else f"{table.shape[1]} pages of {size}"
-    check_values(
-        op,
-        "kv_lens",
-        lengths,
-        (lengths < 0) | (lengths > room),
-        f"0 to {room}, the room of a sequence ({told})",
-        "a length counts the new tokens, too: append their keys and values to the cache first",
-    )
-    if table is None:
-        return
-    begun = torch.arange(table.shape[1], device=table.device) * size < lengths[:, None]
-    check_values(
-        op,
-        "block_table",
-        table,
-        begun & ((table < 0) | (table >= cache.shape[0])),
-        f"0 to {cache.shape[0] - 1}, a page of the cache",
-        "each page that a sequence of kv_lens tokens has begun needs its number in the table",
-    )
+    """Raise OutOfRangeError for a length beyond the room of its sequence, and for a page that the cache lacks."""
+    check_places("attention_decode", values["k_cache"], values["kv_lens"], values["block_table"])

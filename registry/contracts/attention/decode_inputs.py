@@ -10,6 +10,7 @@ import torch
 from ...problem import Problem
 from .. import fills
 from .decode_lengths import decode_window, draw_lengths, draw_short
+from .paging import bits_of, nan_bits, page_table, paged, wild_beyond
 
 KINDS = ("normal", "outliers", "last_key", "first_key", "constant", "beyond", "nan")
 """Kinds of inputs. last_key, first_key: the last, or the first, key that a token sees has nearly all of its weight.
@@ -22,7 +23,6 @@ FLOAT8 = "float8_e4m3fn"
 CAP = 20.0
 """The cap of problems with one, of the size of the largest logits of "outliers"."""
 _SCALES = (0.75, 1.5)
-_WILD = (-1, 2**30)
 
 
 def decode_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
@@ -32,10 +32,10 @@ def decode_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tu
     q = fills.normal((batch, problem.q_len, problem.heads, problem.head_dim), problem.torch_dtype, generator)
     keys, values = _drawn(problem, generator), _drawn(problem, generator)
     _shape(kind, problem, (q, keys, values), lengths, generator)
-    table = _table(problem, lengths, generator)
+    table = page_table(problem, lengths, generator)
     if problem.page:
-        keys, values = _paged(keys, problem, table), _paged(values, problem, table)
-        table = _wild_beyond(table, problem, lengths) if kind == "beyond" else table
+        keys, values = paged(keys, problem, table), paged(values, problem, table)
+        table = wild_beyond(table, problem, lengths) if kind == "beyond" else table
     float8 = problem.kv_dtype == FLOAT8
     scales = [torch.full((1,), scale, device=device) if float8 else None for scale in _SCALES]
     softcap = CAP if problem.softcap else 0.0
@@ -73,44 +73,10 @@ def _shape(
     elif kind == "beyond":
         after = torch.arange(problem.kv_len, device=q.device) >= lengths[:, None]
         for cache in (keys, values):
-            _bits(cache)[after] = _nan(cache)
+            bits_of(cache)[after] = nan_bits(cache)
     elif kind == "nan":
-        _bits(keys)[sequence[-1:], last[-1:], -1, -1] = _nan(keys)
+        bits_of(keys)[sequence[-1:], last[-1:], -1, -1] = nan_bits(keys)
 
 
 def _set(cache: torch.Tensor, sequence: torch.Tensor, place: torch.Tensor, value: float) -> None:
-    _bits(cache)[sequence, place] = _bits(torch.full((1,), value, device=cache.device).to(cache.dtype))
-
-
-def _nan(cache: torch.Tensor) -> torch.Tensor:
-    return _bits(torch.full((1,), math.nan, device=cache.device).to(cache.dtype))[0]
-
-
-def _bits(cache: torch.Tensor) -> torch.Tensor:
-    """The tensor itself; one of float8, which no device indexes, as bytes."""
-    return cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
-
-
-def _table(problem: Problem, lengths: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Pages of each sequence, int32 ``[batch, kv_len / page]``, in random order; the cache has one page more."""
-    if not problem.page:
-        return lengths
-    pages = problem.kv_len // problem.page
-    order = torch.randperm(problem.batch * pages + 1, device=lengths.device, generator=generator)
-    return order[:-1].view(problem.batch, pages).to(torch.int32)
-
-
-def _paged(tokens: torch.Tensor, problem: Problem, table: torch.Tensor) -> torch.Tensor:
-    """``[batch, kv_len, ...]`` as ``[pages, page, ...]``, each page where the table says; NaN in that of nobody."""
-    pages = tokens.view(table.numel(), problem.page, *tokens.shape[2:])
-    made = torch.empty((table.numel() + 1, *pages.shape[1:]), dtype=tokens.dtype, device=tokens.device)
-    _bits(made).copy_(_nan(made).expand(made.shape))
-    _bits(made)[table.flatten().long()] = _bits(pages)
-    return made
-
-
-def _wild_beyond(table: torch.Tensor, problem: Problem, lengths: torch.Tensor) -> torch.Tensor:
-    """The table with numbers of no page behind the pages that a sequence has begun."""
-    page = torch.arange(table.shape[1], device=table.device)
-    wild = torch.where(page % 2 > 0, *_WILD).to(torch.int32)
-    return torch.where(page * problem.page < lengths[:, None], table, wild)
+    bits_of(cache)[sequence, place] = bits_of(torch.full((1,), value, device=cache.device).to(cache.dtype))

@@ -50,7 +50,8 @@ class Attention:
     """One layer's attention, of heads of this device.
 
     ``span``: keys that a token sees, its own among them; False for all. ``latents``: sizes of latent vectors that are
-    normalised (DeepSeek's). ``uniform``: keys and values have one size, so that the attention ops take them.
+    normalised (DeepSeek's), the first of them what keys and values are made of, and ``mla_rope`` the rotated elements
+    beside it in the cache. ``uniform``: keys and values have one size, so that the attention ops take them.
     """
 
     heads: int
@@ -62,6 +63,7 @@ class Attention:
     softcap: bool = False
     query_norm: bool = False
     latents: tuple[int, ...] = ()
+    mla_rope: int = 0
     uniform: bool = True
 
 

@@ -156,7 +156,7 @@ class _Reading:
         uniform = plain + rotated == value
         if not uniform:
             self._notes.append(
-                f"attention of keys of {plain + rotated} and values of {value} elements: no op takes them apart"
+                f"a prompt's attention, keys of {plain + rotated} and values of {value} elements: no op takes them"
             )
         interleaved = keys.flag("rope_interleave", default=True)
         return Attention(
@@ -166,6 +166,7 @@ class _Reading:
             products=tuple(products),
             rotary=Rotary(heads, 1, rotated, rotated, "gptj" if interleaved else "neox"),
             latents=tuple(latents),
+            mla_rope=rotated,
             uniform=uniform,
         )
 

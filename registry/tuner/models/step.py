@@ -111,7 +111,9 @@ class _Step:
             for heads in (attention.heads, attention.kv_heads):
                 yield from self._norm_of(self._tokens * heads, attention.head_dim)
         yield from self._rotation(attention)
-        if attention.uniform:
+        if attention.mla_rope and self._phase.kind == "decode":
+            yield self._latent_decode(attention)
+        elif attention.uniform:
             yield from self._attention(attention)
         if layer.mlp is not None:
             yield from self._mlp(layer.mlp)
@@ -145,12 +147,23 @@ class _Step:
             yield "kv_cache_append", {"tokens": self._tokens, **cache, "kv_dtype": "auto", "dtype": self._dtype}
         if phase.kind != "decode":
             yield from self._differentiated("attention", {**dims, "causal": True, "mask": "none"})
+            if self._training:
+                # a traced model cannot look whether its sequences are packed, so that it masks keys instead
+                yield from self._differentiated("attention", {**dims, "causal": False, "mask": "bool", "span": False})
             return
         if not page and attention.span:
             # a cache in rows keeps no more keys than its layer's window
             dims["kv_len"] = min(phase.context, int(attention.span))
         rounded = -(-phase.context // page) * page if page else dims["kv_len"]
         yield "attention_decode", {**dims, "kv_len": rounded, "page": page or False, "kv_dtype": "auto"}
+
+    def _latent_decode(self, attention: Attention) -> Called:
+        """The absorbed form: all heads of this device share the cache, which every device has whole."""
+        page = self._workload.page
+        dims: Dims = {"batch": self._phase.batch, "heads": attention.heads, "kv_lora_rank": attention.latents[0]}
+        room = -(-self._phase.context // page) * page if page else self._phase.context
+        cache: Dims = {"kv_len": room, "rope_dim": attention.mla_rope, "page": page or False, "dtype": self._dtype}
+        return "mla_decode", {**dims, **cache}
 
     def _mlp(self, mlp: FeedForward) -> Iterator[Called]:
         yield from self._product(mlp.into, self._tokens)

@@ -59,6 +59,14 @@ def test_every_model_in_the_box_has_problems_that_its_ops_accept(box: Catalog) -
             assert "fused_add_rms_norm" not in found
 
 
+def test_training_has_both_masks_of_eager_and_of_traced_models(box: Catalog) -> None:
+    found = derived(box, "gemma-2-9b", Workload((1,), (8192,), training=True))
+    for op in ("attention", "attention_backward"):
+        forms = set(counted(found, op, "causal", "mask", "span"))
+        # a mask of bools holds the window, too
+        assert forms == {(True, "none", 4096), (True, "none", False), (False, "bool", False)}
+
+
 def test_a_prompt_and_decode_steps_of_llama_by_hand(box: Catalog) -> None:
     found = derived(box, "llama-3.1-8b")
     prompt, steps = 32, 32 * NEW_TOKENS
@@ -145,6 +153,12 @@ def test_what_no_op_computes_is_told(box: Catalog) -> None:
     assert "attention" not in found.shapes.problems
     assert "topk_softmax" not in found.shapes.problems
     assert len(found.notes) == 2
+    assert counted(found, "mla_decode", "batch", "heads", "kv_len", "kv_lora_rank", "rope_dim", "page") == {
+        (4, 128, 512, 512, 64, False): 61 * NEW_TOKENS
+    }
+    shared = derived(box, "deepseek-v3", Workload((2,), (1000,), page=64), devices=8)
+    assert set(counted(shared, "mla_decode", "heads", "kv_len", "page")) == {(16, 1024, 64)}
+    assert "mla_decode" not in derived(box, "deepseek-v3", Workload((1,), (128,), training=True)).shapes.problems
     assert counted(found, "grouped_gemm", "m", "experts") == {(2048 * 8, 256): 58, (4 * 8, 256): 58 * NEW_TOKENS}
     config = {**config_of("llama-3.1-8b"), "model_type": "novel", "hidden_act": "xielu"}
     told = derive(decoder_of(config, "novel"), ONE, box)

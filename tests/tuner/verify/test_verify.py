@@ -85,6 +85,10 @@ DIMS: Mapping[str, dict[str, Value]] = {
         "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 2, "kv_len": 48, "head_dim": 20, "page": 8, "span": False,
         "kv_dtype": "float8_e4m3fn", "softcap": True, "lengths": "skewed", "dtype": "bfloat16",
     },
+    "mla_decode": {
+        "batch": 3, "heads": 5, "kv_len": 48, "kv_lora_rank": 40, "rope_dim": 12, "page": 8, "lengths": "skewed",
+        "dtype": "bfloat16",
+    },
     "rotary_embedding": {
         "tokens": 5, "heads": 3, "kv_heads": 1, "head_dim": 20, "rotary_dim": 10, "style": "gptj", "dtype": "bfloat16",
     },
@@ -120,7 +124,7 @@ DIMS: Mapping[str, dict[str, Value]] = {
 }  # fmt: skip
 
 
-LIKE_OTHERS = ("gemm_int1", "gemm_int2", "gemm_nf4_backward", "silu_and_mul")
+LIKE_OTHERS = ("gemm_int1", "gemm_int2", "gemm_w4a16", "gemm_nf4_backward", "silu_and_mul")
 """Their levels have another width than gemm_int8's, or the gate is another than gelu_and_mul's, and nothing else."""
 
 
