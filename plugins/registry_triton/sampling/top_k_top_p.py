@@ -1,0 +1,113 @@
+"""top_k_top_p_sampling: a row a program, in steps, without a sort."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+import torch
+
+from registry import Config, Device, Launch, Problem, Space, TensorSpec
+from registry.backends.estimate import elements_per_thread, next_power_of_2, threads
+from registry.backends.triton import TritonImplementation
+
+from ..decoder.heads import type_reasons
+from ..support import KEPT, options
+from .kernels import top_k_top_p as kernels
+
+MOST_COLS = 2**26
+"""Columns are counted in 32 bits, and their weights added up in fp32."""
+
+
+class LoopedTopKTopPSampling(TritonImplementation):
+    """A program finds the least kept logit of its row in rounds over ever fewer candidates, then draws from the row."""
+
+    op = "top_k_top_p_sampling"
+    name = "triton.looped"
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        yield from type_reasons(problem, device)
+        if not all(problem.traits.contiguous(name) for name in ("logits", "uniform")):
+            yield "logits or uniform is not contiguous"
+        if problem.cols > MOST_COLS:
+            yield f"rows of {problem.cols} (limit {MOST_COLS})"
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        """Columns a step, buckets of a round, warps, and steps that are loaded ahead."""
+        return _space(_longest_step(problem), device)
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        """Steps of 8 columns a thread, with 16 warps for long rows."""
+        return _usual(_longest_step(problem), device)
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        """torch sorts."""
+        return 1.0
+
+    def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
+        if not (problem.top_k or problem.top_p):
+            return {}
+        return {"candidates": TensorSpec.contiguous((problem.rows, problem.cols), torch.int32)}
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        filtered = problem.top_k or problem.top_p
+        steps = (_step(problem, "top_k"), _step(problem, "top_p"))
+        return Launch(
+            kernels.looped_sampling,
+            grid=(problem.rows,),
+            args=(
+                *(("samples", "candidates") if filtered else ("samples",)),
+                *("logits", "uniform", "top_k", "top_p", *steps, problem.cols),
+            ),
+            constants={
+                **({} if filtered else {"candidates": None}),
+                "BUCKETS": config["BUCKETS"],
+                "PART": _part(config, device),
+                "BLOCK": config["BLOCK"],
+                "STAGES": config["STAGES"],
+            },
+            options=options(config),
+        )
+
+
+def _step(problem: Problem, name: str) -> int:
+    """Elements from the filter of a row to the next: 0 for a number that stands for all rows."""
+    traits = problem.traits
+    if not problem.dims[name] or traits.contiguous(name) or (arguments := traits.arguments) is None:
+        return 1
+    return int(arguments.tensor(name).strides[0])
+
+
+def _longest_step(problem: Problem) -> int:
+    return min(8192, max(128, next_power_of_2(problem.cols)))
+
+
+def _part(config: Config, device: Device) -> int:
+    """Columns that are put in buckets at a time: a thread has 32 sums, or 16 where it has 64 registers."""
+    sums = 16 if config["num_warps"] > 16 else 32
+    return int(min(config["BLOCK"], max(32, sums * threads(config["num_warps"], device) // config["BUCKETS"])))
+
+
+@lru_cache(maxsize=KEPT)
+def _space(longest: int, device: Device) -> Space:
+    def columns(config: Config) -> bool:
+        each = elements_per_thread(config["BLOCK"], config["num_warps"], device)
+        return each <= 8 and (each >= 4 or config["BLOCK"] == longest)
+
+    blocks = [block for block in (128, 256, 512, 1024, 2048, 4096, 8192) if longest // 8 <= block <= longest]
+    space = Space(BLOCK=blocks, BUCKETS=[8, 16, 32], num_warps=[4, 8, 16, 32], STAGES=[1, 3])
+    return space.require("4 to 8 columns a thread", columns)
+
+
+@lru_cache(maxsize=KEPT)
+def _usual(longest: int, device: Device) -> Config:
+    def distance(config: Config) -> tuple[float, ...]:
+        warps = 16 if longest > 1024 else 4
+        return (
+            abs(config["num_warps"] - warps),
+            -config["BLOCK"],
+            abs(config["BUCKETS"] - 16),
+            -config["STAGES"],
+        )
+
+    return min(_space(longest, device).configs, key=distance)
