@@ -148,7 +148,7 @@ def mla_decode_implementations() -> Iterable[Implementation]:
 @implements("top_k_top_p_sampling")
 def top_k_top_p_sampling_implementations() -> Iterable[Implementation]:
     """One implementation."""
-    from .sampling import CppTopKTopPSampling
+    from .sampling.top_k_top_p import CppTopKTopPSampling
 
     return [CppTopKTopPSampling()]
 

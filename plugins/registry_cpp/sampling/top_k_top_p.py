@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 
-from registry.backends.cpp import CppImplementation
+from registry.backends.cpp import CppImplementation, CppKernel
 from registry.device import Device
 from registry.implementation import Launch
 from registry.problem import Problem
 from registry.space import Config, Space
 
-from .base import ELEMENT_TYPES, kernel, thread_counts
+from ..base import ELEMENT_TYPES, thread_counts
 
-SAMPLING = kernel("top_k_top_p_sampling", "top_k_top_p_sampling.cpp")
+SAMPLING = CppKernel.read(
+    "top_k_top_p_sampling",
+    Path(__file__).parents[1] / "kernels" / "simd.hpp",
+    Path(__file__).parent / "kernels" / "top_k_top_p.cpp",
+)
 
 # shorter pieces take less time than starting a thread
 _ELEMENTS_PER_THREAD = 8_192
