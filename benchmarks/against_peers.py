@@ -3,9 +3,11 @@
     python -m benchmarks.against_peers [--shapes FILE] [--op layer_norm] [--without torch.compile] [--write FOLDER]
 
 For every problem it times ``registry.op`` as it stands (tuned, shipped or default: the table says which step), every
-implementation of the op that torch provides, and other projects' kernels (benchmarks.racing.peers), all in CUDA graphs
-with cold L2 and in turns (benchmarks.racing.device_timing), and a copy of as many bytes as the op moves at least. Exits
-with 1 where dispatch is slower than the best of them by more than 2%.
+implementation of the op by torch or by an adapted library, and other projects' kernels (benchmarks.racing.peers), all
+in CUDA graphs with cold L2 and in turns (benchmarks.racing.device_timing), and a copy of as many bytes as the op moves
+at least. An implementation that waits for the device at each call cannot be captured, and is named as left out. The
+first table has a line for each problem with the best of each project. Exits with 1 where dispatch is slower than the
+best of them by more than 2%.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ from pathlib import Path
 import torch
 
 import registry
-from registry import Device, Op, Problem
+from registry import Device, Implementation, Op, Problem
 from registry.dispatch.plans.plan import Candidate, build
 from registry.tuner.shapes.shapes import read_shapes
 
 from .arguments import output_folder
 from .racing import peers
 from .racing.device_timing import Call, Race, ratio
+from .racing.projects import ADAPTERS, project_of, projects_in, versions
 
 SHAPES = Path(__file__).parent / "shapes" / "decoder.yaml"
 ROUNDS = 25
@@ -64,9 +67,14 @@ def measure(op: Op, problem: Problem, device: Device, without: Sequence[str] = (
     found = registry.explain(op.name, *values)
     contestants: dict[str, Call] = {OURS: call}
     faults: dict[str, str] = {}
-    for name, candidate in _of_torch(op, problem, device):
-        if name not in without:
-            contestants[name] = build(op, candidate, problem, op.arguments(values), device)
+    for each in _of_others(op, problem, device):
+        if each.name in without:
+            continue
+        if not each.capturable:
+            faults[each.name] = "it waits for the device at each call, and cannot be captured"
+        else:
+            candidate = Candidate(each, each.default(problem, device))
+            contestants[each.name] = build(op, candidate, problem, op.arguments(values), device)
     for name, peer in peers.calls(problem, values):
         if isinstance(peer, str):
             faults[name] = peer
@@ -80,11 +88,12 @@ def measure(op: Op, problem: Problem, device: Device, without: Sequence[str] = (
     return _row(problem, (found.step, found.implementation), times, faults | race.faults)
 
 
-def _of_torch(op: Op, problem: Problem, device: Device) -> list[tuple[str, Candidate]]:
+def _of_others(op: Op, problem: Problem, device: Device) -> list[Implementation]:
+    """What torch and the adapted libraries have for a problem."""
     return [
-        (each.name, Candidate(each, each.default(problem, device)))
+        each
         for each in registry.implementations(op.name)
-        if each.name.startswith("torch.")
+        if each.name.partition(".")[0] in ("torch", *ADAPTERS)
         and device.type in each.device_types
         and not tuple(each.unsupported(problem, device))
     ]
@@ -116,6 +125,22 @@ def _row(problem: Problem, ran: tuple[str, str], times: dict[str, list[float]], 
     over = ratio(times, OURS, best) if best else None
     rounded = {name: round(us, 3) for name, us in medians.items()}
     return Row(problem.op, str(problem), *ran, best, over, rounded, faults)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """A markdown table with a line for each problem: dispatch, the best of each project, and whether dispatch lost."""
+    projects = projects_in(name for row in rows for name in row.times if name not in (OURS, COPY))
+    columns = ["op", "problem", "µs", *(f"{each} µs" for each in projects), "best", "µs / best", ""]
+    lines = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
+    for row in rows:
+        best: dict[str, float] = {}
+        for name, us in row.times.items():
+            best[project_of(name)] = min(us, best.get(project_of(name), us))
+        cells = [row.op, row.problem.removeprefix(f"{row.op}(").removesuffix(")"), f"{row.times[OURS]:.4g}"]
+        cells += [f"{best[each]:.4g}" if each in best else "-" for each in projects]
+        cells += [row.best or "-", "-" if row.over is None else f"{row.over:.3f}", "lost" if row.lost else ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def report(rows: Sequence[Row]) -> str:
@@ -166,13 +191,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(measure(catalog.op(problem.op), problem, device, options.without))
         print(f"{len(rows)}/{len(problems)} {rows[-1].problem}: {rows[-1].over}", file=sys.stderr)
         if options.write:
-            text = f"{report(rows)}\n\n{device.name}; {_software(device)}"
+            text = f"{summary(rows)}\n\n{report(rows)}\n\n{device.name}; {_software(device)}"
             # after each problem: a run that is stopped keeps its measurements
             (options.write / "against_peers.md").write_text(text + "\n")
             (options.write / "against_peers.json").write_text(
                 json.dumps([asdict(row) for row in rows], indent=1) + "\n"
             )
-    print(report(rows))
+    print(f"{summary(rows)}\n\n{report(rows)}\n\n{device.name}; {_software(device)}")
     for row in rows:
         for name, fault in row.faults.items():
             print(f"{row.problem}: {name}: {fault}", file=sys.stderr)
@@ -180,7 +205,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _software(device: Device) -> str:
-    return ", ".join(f"{name} {version}" for name, version in device.software().items())
+    found = {**device.software(), **versions()}
+    return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
 if __name__ == "__main__":

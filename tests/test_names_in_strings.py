@@ -19,7 +19,10 @@ from registry.tuner.workers.integrity import WATCHED
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("registry", "kernel_registry", "tuning_db", "plugins", "benchmarks", "tests", "docs", "examples")
-BOX = ("registry_torch", "registry_triton", "registry_cuda", "registry_cpp", "registry_humming", "registry_quack")
+BOX = (
+    "registry_torch", "registry_triton", "registry_cuda", "registry_cpp", "registry_humming", "registry_quack",
+    "registry_liger", "registry_flashinfer", "registry_flash_attn", "registry_cublaslt",
+)  # fmt: skip
 PACKAGES = ("registry", "kernel_registry", "tuning_db", "benchmarks", *BOX)
 DOTTED = re.compile(rf"(?<![\w./@-])((?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+(?::[a-z_]\w*)?)(?![\w-]|\.\w)")
 IMPORTED = re.compile(rf"from ((?:{'|'.join(PACKAGES)})(?:\.\w+)*) import (\w+(?:, \w+)*)")

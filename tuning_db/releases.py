@@ -93,19 +93,21 @@ def add(session: Session, name: str, content: bytes) -> Release:
     from sqlalchemy import select
 
     from .models import ReleaseRow
+    from .rows import insert_new
 
     check_name(name)
     made = Release(name, id_of(content), now(), winners_in(content))
-    known = session.execute(select(ReleaseRow).where(ReleaseRow.name == name)).scalar_one_or_none()
-    if known is not None and known.id != made.id:
+    # of two that make it at once the second waits for the first, and finds its row
+    new = insert_new(session, ReleaseRow).values(**vars(made), content=zlib.compress(content))
+    if session.execute(new.returning(ReleaseRow.name)).first() is not None:
+        return made
+    known = session.execute(select(ReleaseRow).where(ReleaseRow.name == name)).scalar_one()
+    if known.id != made.id:
         raise InvalidRecordError(
             f"the release {name} is there, with other winners or rules ({shown_id(known.id)}, not {shown_id(made.id)})",
             hint="a release never changes: choose another name",
         )
-    if known is not None:
-        return _release(known)
-    session.add(ReleaseRow(**vars(made), content=zlib.compress(content)))
-    return made
+    return _release(known)
 
 
 def every(session: Session) -> list[Release]:
@@ -126,6 +128,12 @@ def find_id(database: str | Path | None, name: str, seconds: float) -> str | Non
     """
     found = _answered(database, seconds, "SELECT id FROM release_set WHERE name = :wanted", name)
     return found[0][0] if found else None
+
+
+def find_names(database: str | Path | None, release_id: str, seconds: float) -> list[str]:
+    """The names of the releases with that id in a database, in order. Raises as :func:`find_id`."""
+    query = "SELECT name FROM release_set WHERE id = :wanted ORDER BY name"
+    return [str(name) for (name,) in _answered(database, seconds, query, release_id)]
 
 
 def find_content(database: str | Path | None, release_id: str, seconds: float) -> bytes | None:

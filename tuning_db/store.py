@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from sqlalchemy import update
 
-from . import reading, releases, writing
-from .database.engine import Opened, open_database, upgrade_database
+from . import releases, tried, writing
+from .database.engine import SILENCE_S, Opened, open_database, upgrade_database
 from .database.location import locate
 from .errors import ExchangeError, InvalidRecordError
 from .identities import Environment
 from .identity_rows import Identities, KnownIds
 from .keys import plain_mapping
-from .models import RunRow, TrialRow
+from .models import RunRow
 from .queries import Queries
 from .queue import fencing
 from .queue.entries import Fence
@@ -24,6 +24,9 @@ from .releases import Release
 
 if TYPE_CHECKING:
     from .exchange import ExchangeLine
+
+_SILENCE_IN_JOB_S = 60.0
+"""Seconds without a byte of a server's answer after which a job's store is lost: no question of a job takes long."""
 
 
 class Store(Queries):
@@ -50,9 +53,10 @@ class Store(Queries):
 
         With ``create`` a missing database is made, else it is a MissingDatabaseError. With ``migrate`` an older schema
         is brought up to date, else it is read unchanged. A file that cannot be written opens for reading. With a
-        ``fence`` decisions are published only while its lease holds.
+        ``fence`` decisions are published only while its lease holds, and a server that is silent for a minute is lost.
         """
-        return cls(open_database(locate(url), create=create, upgrade=migrate), fence)
+        silence_s = SILENCE_S if fence is None else _SILENCE_IN_JOB_S
+        return cls(open_database(locate(url), create=create, upgrade=migrate, silence_s=silence_s), fence)
 
     @staticmethod
     def upgrade(url: str | Path | None = None) -> tuple[int, int]:
@@ -67,6 +71,16 @@ class Store(Queries):
     def url(self) -> str:
         """The database's URL, with passwords hidden."""
         return self._opened.location.shown
+
+    @property
+    def on_server(self) -> bool:
+        """True for a database on a server, which has many clients and is further away than a file."""
+        return self._opened.location.server is not None
+
+    @property
+    def fenced(self) -> bool:
+        """True for the store of a job, whose problems no other worker of the fleet tries meanwhile."""
+        return self._fence is not None
 
     @property
     def read_only(self) -> bool:
@@ -139,28 +153,29 @@ class Store(Queries):
         self._known |= identities.found
 
     def add_trial(self, run: str, trial: Trial, *, since: int, statuses: Collection[str]) -> Trial:
-        """Adds a trial of a run; returns it, or another run's trial if there is one, which stays the only one.
+        """Adds a trial of a run, see ``add_new_trials``; returns it, or another run's trial in its place."""
+        return self.add_new_trials(run, [trial], since=since, statuses=statuses)[0]
+
+    def add_new_trials(
+        self, run: str, trials: Sequence[Trial], *, since: int, statuses: Collection[str]
+    ) -> list[Trial]:
+        """Adds trials of a run; returns each, or another run's trial if there is one, which stays the only one.
 
         Such a trial is the last of the same candidate and artifact under the same conditions, stored after row
         ``since`` with one of these ``statuses``: of two runs that try a candidate at once, the later learns what the
-        other has found.
+        other has found. A trial whose uid is stored already is skipped, so a retry is harmless.
         """
+        if not trials:
+            return []
         with self._opened.writing() as session:
             writing.require_run(session, run)
-            identities = Identities(session, [trial], known=self._known)
-            writing.hold(session, identities, trial)
-            query = reading.select_trials().where(
-                TrialRow.id > since,
-                TrialRow.run_id != run,
-                TrialRow.status.in_(sorted(statuses)),
-                TrialRow.artifact_hash == trial.artifact_hash,
-                *(getattr(TrialRow, name) == place for name, place in writing.measured(trial, identities).items()),
-            )
-            found = [other for _, other in reading.trials_of(session, query.order_by(TrialRow.id.desc()).limit(1))]
-            if not found:
-                writing.add_trials(session, identities, [PlainTrial.of(run, trial)])
+            identities = Identities(session, trials, known=self._known)
+            tried.hold(session, identities, trials)
+            found = tried.others_of(session, run, trials, identities, since, statuses)
+            new = [trial for trial, other in zip(trials, found, strict=True) if other is None]
+            writing.add_trials(session, identities, [PlainTrial.of(run, trial) for trial in new])
         self._known |= identities.found
-        return found[0] if found else trial
+        return [other or trial for trial, other in zip(trials, found, strict=True)]
 
     def publish(self, run: str, decision: Decision, finals: Sequence[Final] = ()) -> bool:
         """Stores a decision with its finals. True if it became the winner, since ``decision.previous`` still was.

@@ -9,7 +9,7 @@ from itertools import chain, count, repeat
 from operator import attrgetter, itemgetter, methodcaller
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from .errors import InvalidRecordError
@@ -40,13 +40,6 @@ def add_trials(session: Session, identities: Identities, trials: Sequence[PlainT
     # in the table's order, which is the statement's
     names = [column.name for column in TrialRow.__table__.columns if column.name in columns]
     return add_rows(session, TrialRow, names, zip(*(columns[name] for name in names), strict=True))
-
-
-def hold(session: Session, identities: Identities, trial: Trial) -> None:
-    """Locks the candidate until the transaction ends, after other writers about it; SQLite has one writer anyway."""
-    if session.get_bind().dialect.name == "postgresql":
-        place = measured(trial, identities)
-        session.execute(select(func.pg_advisory_xact_lock(place["problem_id"], place["candidate_id"])))
 
 
 def add_decisions(

@@ -12,16 +12,6 @@ from registry import Problem
 from .device_timing import Call
 
 
-def softmax(*_: object) -> Call:
-    forward = importlib.import_module("liger_kernel.ops.softmax")._softmax_forward
-    return lambda x, _dim: forward(x)[0]
-
-
-def rms_norm(*_: object) -> Call:
-    apply: Call = importlib.import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction.apply
-    return apply
-
-
 def layer_norm(_: Problem, values: tuple[Any, ...]) -> Call:
     """Liger's layer norm, which needs weight and bias: it gets ones and zeros where the op has none."""
     apply: Call = importlib.import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction.apply
@@ -37,11 +27,6 @@ def fused_add_rms_norm(*_: object) -> Call:
     module = importlib.import_module("liger_kernel.ops.fused_add_rms_norm")
     forward = module.fused_add_rms_norm_forward
     return lambda x, residual, weight, eps, *_: forward(x, residual, weight, eps, 0.0, "llama")[:2]
-
-
-def silu_and_mul(*_: object) -> Call:
-    forward = importlib.import_module("liger_kernel.ops.swiglu").swiglu_fused_gate_up_forward
-    return lambda x: forward(x)[0]
 
 
 def gelu_and_mul(problem: Problem, _: tuple[Any, ...]) -> Call:

@@ -1,7 +1,9 @@
-"""Rivals that a user could run instead: other projects' implementations of the ops, on the op's own arguments.
+"""Rivals that a user could run instead: other projects' kernels on the op's own arguments.
 
-Each is installed by hand (`pip install liger-kernel flag-gems gemlite humming-kernels quack-kernels`); one that is
-missing is reported as missing.
+Here are those that no implementation of the registry calls, and of adapted libraries the kernels alone, without what
+the op needs beside them: inverse norms that are known, lengths that are planned for, halves that are tensors of their
+own. Each is installed by hand (`pip install liger-kernel flag-gems gemlite humming-kernels quack-kernels
+flashinfer-python`); one that is missing is reported as missing.
 """
 
 from __future__ import annotations
@@ -145,16 +147,11 @@ def _integers(weight: PackedWeight) -> torch.Tensor:
 _PEERS: Mapping[str, Mapping[str, Maker]] = {
     "softmax": {
         "torch.compile max-autotune": _compiled_softmax,
-        "Liger": liger.softmax,
         "FlagGems": _gems_softmax,
-        "QuACK": quack.softmax,
     },
-    "softmax_backward": {"QuACK": quack.softmax_backward},
     "rms_norm": {
         "torch.compile max-autotune": _compiled_norm,
-        "Liger": liger.rms_norm,
         "FlagGems": _gems_norm,
-        "QuACK": quack.rms_norm,
     },
     "rms_norm_backward": {"QuACK": quack.rms_norm_backward},
     "cross_entropy": {
@@ -168,7 +165,6 @@ _PEERS: Mapping[str, Mapping[str, Maker]] = {
     "rotary_embedding": {"Liger": liger.rotary_embedding},
     "layer_norm": {"Liger": liger.layer_norm},
     "fused_add_rms_norm": {"Liger": liger.fused_add_rms_norm},
-    "silu_and_mul": {"Liger": liger.silu_and_mul},
     "gelu_and_mul": {"Liger": liger.gelu_and_mul},
     "attention_decode": {
         "SDPA flash": attention.sdpa_decode("FLASH_ATTENTION"),

@@ -12,24 +12,6 @@ from registry import Problem
 from .device_timing import Call
 
 
-def softmax(*_: object) -> Call:
-    """``softmax_fwd`` of rows."""
-    forward = importlib.import_module("quack.softmax").softmax_fwd
-    return lambda x, _dim: forward(x)
-
-
-def softmax_backward(*_: object) -> Call:
-    """``softmax_bwd`` of rows."""
-    backward = importlib.import_module("quack.softmax").softmax_bwd
-    return lambda grad, y, *_: backward(grad, y)
-
-
-def rms_norm(*_: object) -> Call:
-    """``rmsnorm_fwd``."""
-    forward = importlib.import_module("quack.rmsnorm").rmsnorm_fwd
-    return lambda x, weight, eps: forward(x, weight, eps=eps)[0]
-
-
 def rms_norm_backward(_: Problem, values: tuple[Any, ...]) -> Call:
     """``rmsnorm_bwd``, whose reciprocal norms are computed before anything is timed: its forward pass stores them."""
     backward = importlib.import_module("quack.rmsnorm").rmsnorm_bwd

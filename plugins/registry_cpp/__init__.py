@@ -99,6 +99,12 @@ def gemm_int1_implementations() -> Iterable[Implementation]:
     return _packed_gemm("gemm_int1", 1)
 
 
+@implements("gemm_w4a16")
+def gemm_w4a16_implementations() -> Iterable[Implementation]:
+    """A form for one row of activations, one for up to 64, and those of bfloat16."""
+    return _packed_gemm("gemm_w4a16", 4)
+
+
 @implements("gemm_nf4")
 def gemm_nf4_implementations() -> Iterable[Implementation]:
     """A form for one row of activations, one for up to 64, and those of bfloat16."""

@@ -1,4 +1,4 @@
-"""CUDA C++ kernels in the box, compiled by NVRTC: square, gelu, softmax, rms_norm, gemm_int4; square also by nvcc."""
+"""CUDA C++ kernels in the box, compiled by NVRTC: square, gelu, softmax, rms_norm, products; square also by nvcc."""
 
 from __future__ import annotations
 
@@ -44,3 +44,17 @@ def gemm_int4_implementations() -> list[Implementation]:
 
     decode = MmaInt4()
     return [decode, WgmmaInt4(decode)]
+
+
+@registry.implements("linear")
+def linear_implementations() -> list[Implementation]:
+    from .linear import WgmmaLinear
+
+    return [WgmmaLinear()]
+
+
+@registry.implements("scaled_mm")
+def scaled_mm_implementations() -> list[Implementation]:
+    from .scaled_mm import WgmmaScaledMm
+
+    return [WgmmaScaledMm()]

@@ -152,6 +152,12 @@ def gemm_int1_implementations() -> Iterable[Implementation]:
     return _packed_gemm("gemm_int1")
 
 
+@implements("gemm_w4a16")
+def gemm_w4a16_implementations() -> Iterable[Implementation]:
+    """Dequantise and multiply, plain and compiled by Inductor."""
+    return _packed_gemm("gemm_w4a16")
+
+
 @implements("gemm_nf4")
 def gemm_nf4_implementations() -> Iterable[Implementation]:
     """Dequantise and multiply, plain and compiled by Inductor."""
@@ -182,6 +188,12 @@ def gemm_int2_backward_implementations() -> Iterable[Implementation]:
 def gemm_int1_backward_implementations() -> Iterable[Implementation]:
     """Dequantise and multiply by the transposed weight, plain and compiled by Inductor."""
     return _packed_gemm_backward("gemm_int1_backward")
+
+
+@implements("gemm_w4a16_backward")
+def gemm_w4a16_backward_implementations() -> Iterable[Implementation]:
+    """Dequantise and multiply by the transposed weight, plain and compiled by Inductor."""
+    return _packed_gemm_backward("gemm_w4a16_backward")
 
 
 @implements("gemm_nf4_backward")
@@ -258,10 +270,11 @@ def scaled_mm_implementations() -> Iterable[Implementation]:
 
 @implements("gemm_sparse24")
 def gemm_sparse24_implementations() -> Iterable[Implementation]:
-    """The dense weight and the library's product, plain and compiled by Inductor."""
+    """The dense weight and the library's product, plain and compiled by Inductor; and sparse tensor cores."""
+    from .cusparselt import CuSparseLt
     from .sparse24 import CompiledSparse24, DenseSparse24
 
-    return [DenseSparse24(), CompiledSparse24()]
+    return [DenseSparse24(), CompiledSparse24(), CuSparseLt()]
 
 
 @implements("gemm_sparse24_backward")

@@ -110,6 +110,11 @@ def gemm_int1_implementations() -> Sequence[registry.Implementation]:
     return _packed_gemm("gemm_int1", 1)
 
 
+@registry.implements("gemm_w4a16")
+def gemm_w4a16_implementations() -> Sequence[registry.Implementation]:
+    return _packed_gemm("gemm_w4a16", 4)
+
+
 @registry.implements("gemm_nf4")
 def gemm_nf4_implementations() -> Sequence[registry.Implementation]:
     return _packed_gemm("gemm_nf4", 4, nf4=True)

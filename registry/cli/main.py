@@ -58,6 +58,7 @@ def new_registry_app() -> typer.Typer:
     releases.command(name="list")(release.list_)
     releases.command(name="export")(release.export)
     releases.command(name="import")(release.import_)
+    releases.command(name="prune")(release.prune)
     program.add_typer(releases, name="release")
     new = application.new_app("A package to begin with.")
     new.command(name="plugin")(new_plugin)

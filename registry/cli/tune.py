@@ -11,6 +11,7 @@ import typer
 from . import app as application
 from .options import SEVERAL, Database, Json, Plugins, catalog_with, number, split, whole_number
 from .problems import options as of_model
+from .problems.sandboxed import check_sandboxed, database_of, in_sandboxes, options_in_sandboxes
 from .problems.told import check_source, told_shapes
 
 if TYPE_CHECKING:
@@ -101,6 +102,15 @@ Fleet = Annotated[
         help="Tune on a Ray cluster: auto, local or ray://HOST:10001. With --device cpu on its CPUs, else on its GPUs.",
     ),
 ]  # fmt: skip
+Sandbox = Annotated[
+    bool,
+    typer.Option(
+        "--sandbox",
+        help="Run each candidate behind bubblewrap, without network, files or other processes; judged and timed from"
+        " outside. A --plugin file of a stranger then runs nowhere else. Its times include asking, so that nothing is"
+        " kept unless --db names a database of its own. An error where bubblewrap is missing.",
+    ),
+]
 Compilers = Annotated[
     int,
     typer.Option(
@@ -140,6 +150,7 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     storage: Storage = "",
     fleet: Fleet = None,
     compilers: Compilers = 0,
+    sandbox: Sandbox = False,
     json: Json = False,
 ) -> None:
     """Find and store the winner of each problem.
@@ -156,8 +167,10 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     )
     check_source(shapes, told_model, misses=from_misses)
     ops, names = split("--op", op), split("--implementations", implementations)
+    if sandbox:
+        check_sandboxed(db)
     if fleet is not None:
-        _refuse_beside_fleet(time_limit, storage, dry_run=dry_run, json=json)
+        _refuse_beside_fleet(time_limit, storage, dry_run=dry_run, json=json, sandbox=sandbox)
         from ..device import Device
         from ..tuner.limits import Budget
         from ..tuner.options import TuneOptions
@@ -175,8 +188,11 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
 
     # the processes of the run import torch while this one reads the file
     with spawning.kept(preloading.ENTRY, now=not dry_run):
-        there, catalog = _devices(device), catalog_with(plugin)
+        there, catalog = _devices(device), catalog_with(None if sandbox else plugin)
         told, notes = told_shapes(shapes, told_model, catalog, ops, there[0])
+        if sandbox:
+            catalog, more = in_sandboxes(plugin or (), told, catalog, there[0], every=all_sizes, kept=db is not None)
+            notes = (*notes, *more)
         if dry_run:
             _show_plan(told, catalog, there, names, notes, every=all_sizes, json=json)
             return
@@ -188,13 +204,18 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
             all_sizes=all_sizes, regime=regime,
             sampler=sampler, storage=storage,
         )  # fmt: skip
-        results, display = _tuned(told, catalog, there, notes, db, options, json=json)
+        with database_of(db, sandbox=sandbox) as kept:
+            if sandbox:
+                options = options_in_sandboxes(options, catalog, there[0])
+            results, display = _tuned(told, catalog, there, notes, kept, options, json=json)
     display.conclude(results)
     raise typer.Exit(_exit_code(results, display))
 
 
-def _refuse_beside_fleet(time_limit: float | None, storage: str, *, dry_run: bool, json: bool) -> None:
-    given = {"--time-limit": time_limit, "--storage": storage, "--dry-run": dry_run, "--json": json}
+def _refuse_beside_fleet(time_limit: float | None, storage: str, *, dry_run: bool, json: bool, sandbox: bool) -> None:
+    given = {
+        "--time-limit": time_limit, "--storage": storage, "--dry-run": dry_run, "--json": json, "--sandbox": sandbox,
+    }  # fmt: skip
     if names := [name for name, value in given.items() if value]:
         raise typer.BadParameter(f"{', '.join(names)} with --fleet: jobs are tuned one by one, by many workers")
 

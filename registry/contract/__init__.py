@@ -1,5 +1,6 @@
 """The contract of an op: its semantics, the problem that a call poses, and the tolerance of a result."""
 
+from .canonical import CanonicalCall, canonical_call
 from .fake import RowMajor
 from .gradient import Backward
 from .op import COUNT, Op, Outputs, as_tuple
@@ -10,6 +11,7 @@ from .transfer import checked_range, octave
 __all__ = [
     "COUNT",
     "Backward",
+    "CanonicalCall",
     "Comparator",
     "Floor",
     "Op",
@@ -18,6 +20,7 @@ __all__ = [
     "RowMajor",
     "Tolerance",
     "as_tuple",
+    "canonical_call",
     "checked_range",
     "octave",
 ]

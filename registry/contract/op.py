@@ -32,6 +32,7 @@ from ..problem import (
     check_positive,
     torch_dtype,
 )
+from .canonical import OtherForms
 from .fake import RowMajor
 from .gradient import Backward
 from .packed_call import Packed
@@ -90,6 +91,8 @@ class Op:
                ``{"weight": "x"}``. Only an implementation with ``mixed = True`` runs such a call
     fake       shapes, dtypes and strides of the outputs, from meta or fake tensors; the reference when not given
     flatten    the user's call -> (args, attributes) in the schema's terms, e.g. a PackedWeight into its tensors
+    forms      a call in another form, by names, e.g. with ``dtype=`` of softmax -> the canonical call, see
+               ``CanonicalCall``. It is asked where a call is not answered from memory
     packed     ``flatten`` of the usual call as data: dispatch then unpacks the argument without a Python call
     baseline   the implementation whose time over the winner's is shown as "× torch"
     transfers  static dimensions (int) along which a winner may answer for other sizes, each with the range of a size:
@@ -114,6 +117,7 @@ class Op:
     backward: Backward | None = None
     flatten: Callable[..., tuple[tuple[Any, ...], Mapping[str, Any]]] | None = None
     packed: Packed | None = None
+    forms: OtherForms | None = None
     weights: frozenset[str] = frozenset()
     baseline: str = "torch.native"
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)

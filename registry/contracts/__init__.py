@@ -50,6 +50,8 @@ from .packed_gemm import (
     GEMM_INT8_BACKWARD,
     GEMM_NF4,
     GEMM_NF4_BACKWARD,
+    GEMM_W4A16,
+    GEMM_W4A16_BACKWARD,
 )
 from .quantize_per_token import QUANTIZE_PER_TOKEN
 from .sampling import TOP_K_TOP_P_SAMPLING
@@ -71,6 +73,7 @@ BOX: tuple[Op, ...] = (
     GEMM_INT2,
     GEMM_INT1,
     GEMM_NF4,
+    GEMM_W4A16,
     GEMM_W4A8,
     GEMM_W8A8,
     GEMM_SPARSE24,
@@ -103,6 +106,7 @@ BOX: tuple[Op, ...] = (
     GEMM_INT2_BACKWARD,
     GEMM_INT1_BACKWARD,
     GEMM_NF4_BACKWARD,
+    GEMM_W4A16_BACKWARD,
     GEMM_SPARSE24_BACKWARD,
     SILU_AND_MUL_BACKWARD,
     GELU_AND_MUL_BACKWARD,
@@ -145,6 +149,8 @@ __all__ = [
     "GEMM_SPARSE24",
     "GEMM_SPARSE24_BACKWARD",
     "GEMM_W4A8",
+    "GEMM_W4A16",
+    "GEMM_W4A16_BACKWARD",
     "GEMM_W8A8",
     "GROUPED_GEMM",
     "GROUPED_GEMM_BACKWARD",

@@ -17,6 +17,7 @@ from ..problem import Arguments, Problem, Value, dtype_name
 from . import fills
 from .checks import float_tensor, shape_text
 from .families import elementwise_op
+from .forms import add_forms
 from .rounding import fp32_error, fp32_weight, underflow, units
 
 APPROXIMATIONS = ("none", "tanh")
@@ -117,6 +118,7 @@ VECTOR_ADD = elementwise_op(
     tolerance=EXACT,
     kinds=KINDS,
     alike={"y": "x"},
+    forms=add_forms,
     backward=Backward(op=None, saved=()),
 )
 

@@ -14,6 +14,7 @@ from ..contract import Backward, RowMajor, Tolerance
 from ..problem import Problem
 from . import fills
 from .families import gemm_op
+from .forms import linear_forms
 from .rounding import fp32_weight, underflow, units
 
 KINDS = ("normal", "outliers", "spike_last", "constant")
@@ -70,6 +71,7 @@ LINEAR = gemm_op(
     inputs=_inputs,
     tolerance=Tolerance(units(float32=2.0, half=1.5), underflow(), _scale),
     kinds=KINDS,
+    forms=linear_forms,
     backward=Backward(op="linear_backward", saved=("x", "weight", "bias")),
     weights=frozenset({"weight", "bias"}),
 )

@@ -18,6 +18,7 @@ from ..problem import Arguments, Problem, Value, dtype_name
 from . import fills
 from .checks import AS_FIRST, HALVES, check_eps, float_tensor, same_dtype, shape_text
 from .families import rows_op
+from .forms import rms_norm_forms
 from .rounding import fp32_weight, underflow, units
 
 KINDS = ("normal", "outliers", "spike_last", "constant", "near_zero")
@@ -90,6 +91,7 @@ RMS_NORM = rows_op(
     tolerance=Tolerance(rtol=units(float32=2.0, half=2.1), atol=underflow(4), scale=_scale),
     kinds=KINDS,
     alike={"weight": "x"},
+    forms=rms_norm_forms,
     backward=Backward(op="rms_norm_backward", saved=("x", "weight")),
     weights=frozenset({"weight"}),
 )

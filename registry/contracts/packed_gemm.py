@@ -1,5 +1,7 @@
 """Activations times a packed weight of 1, 2, 4 or 8 bits, and the gradient by the activations: one contract for all.
 
+gemm_w4a16 takes every weight of 4 bits and gemm_int4, which has faster kernels, the usual ones.
+
 The weight is frozen, as in QLoRA: it has no gradient. registry/packed/layout.py describes its words.
 """
 
@@ -289,4 +291,5 @@ def packed_examples(choices: Mapping[str, tuple[Value, ...]], *, bias: bool) -> 
 GEMM_INT8, GEMM_INT8_BACKWARD = packed_gemm_ops("gemm_int8", 8)
 GEMM_INT2, GEMM_INT2_BACKWARD = packed_gemm_ops("gemm_int2", 2)
 GEMM_INT1, GEMM_INT1_BACKWARD = packed_gemm_ops("gemm_int1", 1)
+GEMM_W4A16, GEMM_W4A16_BACKWARD = packed_gemm_ops("gemm_w4a16", 4)
 GEMM_NF4, GEMM_NF4_BACKWARD = packed_gemm_ops("gemm_nf4", 4, "nf4")

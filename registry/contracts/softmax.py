@@ -16,6 +16,7 @@ from ..problem import Arguments, Problem, Value, dtype_name
 from . import fills
 from .checks import AS_FIRST, check_dim, float_tensor, normalised_dim
 from .families import rows_op
+from .forms import softmax_forms
 from .rounding import fp32_weight, underflow, units
 
 KINDS = ("normal", "outliers", "spike_last", "constant", "masked")
@@ -96,6 +97,7 @@ SOFTMAX = rows_op(
     tolerance=Tolerance(rtol=units(float32=2.0, half=1.1), atol=underflow(), scale=_scale),
     kinds=KINDS,
     view=rows_last,
+    forms=softmax_forms,
     backward=Backward(op="softmax_backward", saved=("y",)),
     transfers={"cols": octave},  # attention scores of a growing cache have one more column with every token
 )

@@ -10,7 +10,7 @@ from typing import Any
 from torch._ops import OpOverload
 
 from ..arguments.schema import Kind, kind_of, tensors_in
-from ..contract import Op
+from ..contract import Op, canonical_call
 from ..discovery.catalog import Catalog
 from ..errors import RegistryError, UnsupportedError
 from ..tracing import constant_while_tracing, let_through, refuse
@@ -69,7 +69,7 @@ class BoundOp:
         miss = self.miss
         self.watchers = watchers = (forcing, watch)
         around = Around(
-            self.table, watchers, miss.answer, miss.another_size, self.generic, self.traced, miss.may_retry,
+            self.table, watchers, self.slow, miss.another_size, self.generic, self.traced, miss.may_retry,
             miss.profiles.run,
         )  # fmt: skip
         hot = hot_path(op, around, checked=check is not None)
@@ -91,6 +91,8 @@ class BoundOp:
     def explain(self, *args: Any, **attributes: Any) -> Explanation:
         """Explain what ``call`` runs with these arguments, and why. Builds that plan; launches nothing."""
         check_form(self.op, args, attributes)
+        if (other := canonical_call(self.op, args, attributes)) is not None:
+            args, attributes = (), dict(other.values)
         if self._flatten is not None:
             args, attributes = self._flatten(*args, **attributes)  # type: ignore[assignment]
         return self.explain_flat(args, attributes)
@@ -124,7 +126,16 @@ class BoundOp:
         if self._flatten is not None and self.miss.traced_by_fx(args, attributes):
             args, attributes = self._flatten(*args, **attributes)
             return self.miss.answer(args, attributes)
-        return self.run(self.op.bind(args, attributes))
+        other = canonical_call(self.op, args, attributes)
+        return self.run(self.op.bind(args, attributes)) if other is None else other.answered(self.call)
+
+    def slow(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
+        """Answer a call that the hot path does not know; one in another form by its canonical call."""
+        if self.op.forms is not None and not self.miss.traced_by_fx(args, attributes):
+            other = canonical_call(self.op, args, attributes)
+            if other is not None:
+                return other.answered(self.call)
+        return self.miss.answer(args, attributes)
 
     def run(self, values: tuple[Any, ...]) -> Any:
         """Answer a call by all its values in the schema's order."""
@@ -142,9 +153,15 @@ class BoundOp:
 
     def traced(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
         """A call that torch.compile traces: torch's operator, or the reference if that serves another dispatcher."""
+        other = canonical_call(self.op, args, attributes)
+        if other is not None:
+            return other.answered(self._traced_by_name)
         if self._flatten is not None:
             args, attributes = self._flatten(*args, **attributes)
         return self.traced_flat(args, attributes)
+
+    def _traced_by_name(self, **values: Any) -> Any:
+        return self.traced_flat((), values)
 
     def traced_flat(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
         """``traced`` in the schema's own terms."""

@@ -53,6 +53,8 @@ class Dispatcher:
         self._checking: bool | None = None
         self.inline = True
         """Whether compiled code may contain winners, and call plans directly; see ``configure``."""
+        self.check_once: Callable[[], bool] | None = None
+        """Called before a call is answered that the hot path does not know, until it returns True."""
         self._swapping = False
         self._reloading = renewed_in_child(self, "_reloading", threading.Lock)
         self._winners = Winners(database)
@@ -267,6 +269,8 @@ class Dispatcher:
                 pass
         if self.catalog.generation != self._seen:
             self.forget()
+        if self.check_once is not None and self.check_once():
+            self.check_once = None
 
 
 def _finder(dispatcher: Dispatcher) -> Callable[[str], bool]:

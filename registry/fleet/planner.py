@@ -1,4 +1,4 @@
-"""The planner: problems to jobs. A job holds problems that share compiled variants, for one model of device."""
+"""The planner: problems to jobs, for one model of device each; see ``grouping`` for what a job holds."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ..tuner.limits import Budget
 from ..tuner.options import TuneOptions
 from ..tuner.patience import Patience
 from ..tuner.planning.problems import check_shared, plan
-from ..tuner.planning.ranges import represented
-from ..tuner.storing import problem_key
+from ..tuner.planning.ranges import Represented, represented
+from .grouping import device_named, grouped, variants_of_defaults
 from .versions import versions_of
 
 MOST_PROBLEMS = 8
@@ -55,8 +55,8 @@ def plan_fleet(
     """Queue jobs for these models of devices (``"NVIDIA H200"``, ``"cpu"``). Problems in open jobs are left out.
 
     Each op has a plan of its own, which requires the versions here of what takes part in it. A job holds at most
-    ``most_problems`` of one op with equal static dimensions and dtype, and is given up after ``most_attempts``. What a
-    program calls most often comes first. Raises InvalidArgumentError for limits below 1 and for no device, and the
+    ``most_problems`` of one op that share compiled variants, and is given up after ``most_attempts``. What a program
+    calls most often comes first. Raises InvalidArgumentError for limits below 1 and for no device, and the
     errors of ``tune`` that concern ops and implementations.
     """
     _check(devices, most_problems, most_attempts)
@@ -65,11 +65,20 @@ def plan_fleet(
     jobs = [
         NewJob(device, group, float(sum(one.count for one in group)), most_attempts)
         for device in devices
-        for group in grouped(wanted.problems, wanted.counts, catalog, most_problems)
+        for group in _groups(wanted, device, catalog, options, most_problems)
     ]
     added = [_add(queue, op, jobs, catalog, options) for op in dict.fromkeys(one.op for one in wanted.problems)]
     total = Added(sum(one.jobs for one in added), sum(one.problems for one in added), sum(one.already for one in added))
     return Planned(total, len(wanted.problems), tuple(devices), wanted.notes)
+
+
+def _groups(
+    wanted: Represented, device: str, catalog: Catalog, options: TuneOptions, most: int
+) -> list[list[QueuedProblem]]:
+    there = device_named(device)
+    names = options.implementations
+    variants = None if there is None else variants_of_defaults(wanted.problems, catalog, there, names)
+    return grouped(wanted.problems, wanted.counts, catalog, most, variants)
 
 
 def _add(queue: JobQueue, op: str, jobs: Sequence[NewJob], catalog: Catalog, options: TuneOptions) -> Added:
@@ -78,18 +87,6 @@ def _add(queue: JobQueue, op: str, jobs: Sequence[NewJob], catalog: Catalog, opt
     asked = FleetPlan(new_uid(), planner, versions_of(catalog, {op}), stored_options(options))
     own = [job for job in jobs if job.problems[0].op == op]
     return Patience()(lambda: queue.add(asked, own))
-
-
-def grouped(
-    problems: Sequence[Problem], counts: Mapping[Problem, int], catalog: Catalog, most: int
-) -> list[list[QueuedProblem]]:
-    """The problems in groups that share variants: of one op, with equal static dimensions; at most ``most`` in each."""
-    groups: dict[tuple[str, str], list[QueuedProblem]] = {}
-    for problem in problems:
-        key = problem_key(catalog.op(problem.op), problem)
-        queued = QueuedProblem(problem.op, dict(problem.dims), counts.get(problem, 0))
-        groups.setdefault((problem.op, key.static_key), []).append(queued)
-    return [group[start : start + most] for group in groups.values() for start in range(0, len(group), most)]
 
 
 def stored_options(options: TuneOptions) -> dict[str, Any]:

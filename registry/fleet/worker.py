@@ -28,7 +28,8 @@ from .versions import differences
 LEASE_S = 180.0
 """How long a lease lasts without being renewed: longer than a server takes to be started again."""
 
-_POLL_S = 2.0
+_POLL_S, _LONGEST_POLL_S = 2.0, 16.0
+"""The first and the longest pause of a worker for which there is no job: hundreds may wait for the last ones to end."""
 _PATIENCE_S = 900.0
 """How long the database may be away before a worker gives up."""
 _MOST_FAILURES = 3
@@ -94,6 +95,7 @@ class LeasingWorker:
         self.record = FleetWorker(new_uid(), host, os.getpid(), device.name, identity, dict(device.software()))
         self.summary = WorkSummary()
         self._kind = KindOfDevice(0)
+        self._pause = _POLL_S
 
     def leave(self) -> None:
         """Give the present job back and leave, soon."""
@@ -165,10 +167,12 @@ class LeasingWorker:
         if not self._options.stay and not self._patiently(lambda: self._queue.open_plans(self._names)):
             return False
         self._patiently(lambda: self._queue.beat(self.record.uid, "waiting"))
-        self._leaving.wait(_POLL_S * random.uniform(0.5, 1.5))
+        self._leaving.wait(self._pause * random.uniform(0.5, 1.5))
+        self._pause = min(2 * self._pause, _LONGEST_POLL_S)
         return True
 
     def _carry_out(self, lease: Lease) -> JobOutcome:
+        self._pause = _POLL_S
         self._stop_job = threading.Event()
         if self._leaving.is_set():
             self._stop_job.set()
@@ -227,5 +231,5 @@ class LeasingWorker:
             return f"no entry of the calibration could be timed on {self.record.identity}"
         self._patiently(lambda: self._queue.calibrated(self.record, times))
         device, software = self.record.device, self.record.software
-        self._kind = KindOfDevice.of(self._patiently(lambda: self._queue.calibrations(device, software)))
+        self._kind = KindOfDevice.of(self._patiently(lambda: self._queue.calibrations(device, software, times)))
         return self._kind.fault(self.record.identity)

@@ -59,6 +59,11 @@ class Definition:
         self._var = [name for name, one in axes.items() if one["type"] == "var"]
 
     @property
+    def folders(self) -> tuple[Path, ...]:
+        """Folders from which its reference may import modules."""
+        return self.file.path.parent, self.file.path.parent.parent
+
+    @property
     def inputs(self) -> list[str]:
         """Names of the inputs, in order."""
         return list(self._inputs)

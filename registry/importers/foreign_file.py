@@ -7,8 +7,8 @@ import importlib.util
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import InvalidDefinitionError, UnsupportedError
 from ..fingerprint import PythonText
+from .private_imports import PrivateImports
 
 _NOT_A_NAME = re.compile(r"[^a-z0-9]+")
 
@@ -28,10 +29,16 @@ def plain_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class ForeignFile:
-    """A file and the SHA-256 that it must have ("": any). Nothing of it runs before ``module`` is called."""
+    """A file and the SHA-256 that it must have ("": any). Nothing of it runs before ``module`` is called.
+
+    It may import what lies beside it, what its suite keeps one folder up, and before these what is in ``folders``;
+    ``supplied`` are modules for names that no folder has.
+    """
 
     path: Path
     sha256: str = ""
+    folders: tuple[Path, ...] = ()
+    supplied: Mapping[str, ModuleType] = field(default_factory=dict, compare=False)
 
     @cached_property
     def text(self) -> str:
@@ -71,6 +78,8 @@ class ForeignFile:
     def module(self) -> ModuleType:
         """The module, run once in this process. Raises UnsupportedError with the fault that it ended with."""
         name = f"foreign_{plain_name(self.path.stem)}_{self.digest[:12]}"
+        if self.folders:
+            name += f"_{zlib.crc32(repr(self.folders).encode()):08x}"
         if name in sys.modules:
             return sys.modules[name]
         spec = importlib.util.spec_from_file_location(name, self.path)
@@ -78,20 +87,19 @@ class ForeignFile:
             raise UnsupportedError(f"{self.path}: no Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
-        before, known = list(sys.path), set(sys.modules)
-        # a file may import what lies beside it, and what its suite keeps one folder up
-        folders = [self.path.parent, self.path.parent.parent]
-        sys.path[:0] = map(str, folders)
+        folders = [*self.folders, self.path.parent, self.path.parent.parent]
+        imports = PrivateImports(self.text, folders, self.supplied)
+        imports.prepare(module)
         try:
-            spec.loader.exec_module(module)
+            with imports.visible():
+                spec.loader.exec_module(module)
         except BaseException as fault:
             sys.modules.pop(name, None)
             if isinstance(fault, KeyboardInterrupt):
                 raise
-            raise UnsupportedError(f"{self.path.name} cannot be imported: {type(fault).__name__}: {fault}") from fault
-        finally:
-            sys.path[:] = before
-            _forget(set(sys.modules) - known - {name}, folders)
+            hint = f"it may lie in {', '.join(map(str, dict.fromkeys(folders)))}" if _lacks_module(fault) else ""
+            told = f"{self.path.name} cannot be imported: {type(fault).__name__}: {fault}"
+            raise UnsupportedError(told, hint=hint) from fault
         return module
 
     def member(self, name: str) -> Any:
@@ -106,9 +114,5 @@ class ForeignFile:
         return all(re.search(rf"^(class|def)\s+{name}\b|^{name}\s*[:=]", self.text, re.MULTILINE) for name in names)
 
 
-def _forget(names: Iterable[str], folders: Sequence[Path]) -> None:
-    """Drop modules of these folders: the next problem has a ``task`` or ``utils`` of its own."""
-    for name in names:
-        file = getattr(sys.modules[name], "__file__", None)
-        if file is not None and Path(file).parent in folders:
-            del sys.modules[name]
+def _lacks_module(fault: BaseException) -> bool:
+    return isinstance(fault, ModuleNotFoundError)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -40,8 +41,31 @@ class GpuModeProblem(ProblemFile):
     """A task: each distinct entry of ``benchmarks`` and ``tests`` in task.yml beside reference.py is a case.
 
     An input that ``ref_kernel`` writes to, such as memory for the output, is no argument of the op: each call gets its
-    own. Tensors are drawn by ``generate_input`` alone, which knows the inputs that a task allows.
+    own. Tensors are drawn by ``generate_input`` alone, which knows the inputs that a task allows. Reference and
+    submissions import ``task``, ``utils`` and whatever else lies beside the reference, one folder up, or where task.yml
+    says under ``files``; where no ``task`` is, its types are supplied.
     """
+
+    def __init__(self, file: ForeignFile) -> None:
+        super().__init__(file)
+        self.file = replace(file, folders=self.folders, supplied={"task": _types()})
+
+    @cached_property
+    def folders(self) -> tuple[Path, ...]:
+        here = self.file.path.parent
+        files = self._task.get("files") or []
+        named = [here / each["source"] for each in files if isinstance(each, dict) and "source" in each]
+        return tuple(dict.fromkeys([here, here.parent, *(each.resolve().parent for each in named if each.is_file())]))
+
+    @cached_property
+    def _task(self) -> Mapping[str, Any]:
+        """What task.yml tells; nothing where there is none."""
+        paths = [self.file.path.parent / name for name in _TASKS if (self.file.path.parent / name).is_file()]
+        try:
+            told = yaml.safe_load(ForeignFile(paths[0]).text) if paths else {}
+        except yaml.YAMLError as fault:
+            raise InvalidDefinitionError(f"{paths[0]}: no YAML: {str(fault).splitlines()[0]}") from fault
+        return told if isinstance(told, dict) else {}
 
     @property
     def changes_inputs(self) -> bool:
@@ -49,9 +73,7 @@ class GpuModeProblem(ProblemFile):
 
     @cached_property
     def _settings(self) -> list[dict[str, Value]]:
-        paths = [self.file.path.parent / name for name in _TASKS if (self.file.path.parent / name).is_file()]
-        told: Any = yaml.safe_load(ForeignFile(paths[0]).text) if paths else {}
-        entries = [*(told.get("benchmarks") or []), *(told.get("tests") or [])] if isinstance(told, dict) else []
+        entries = [*(self._task.get("benchmarks") or []), *(self._task.get("tests") or [])]
         found = [{name: value for name, value in entry.items() if name != _SEED} for entry in entries]
         distinct = [one for place, one in enumerate(found) if one not in found[:place]]
         return distinct or [self._defaults()]
@@ -161,9 +183,10 @@ class GpuModeProblem(ProblemFile):
 
     def submission(self, op: str, name: str, file: ForeignFile) -> Implementation:
         """The implementation by the ``custom_kernel`` of a file."""
+        beside = replace(file, folders=self.folders, supplied=self.file.supplied)
 
         def make(problem: Problem, _device: torch.device) -> Callable[..., Any]:
-            return self._caller(problem, file.member("custom_kernel"))
+            return self._caller(problem, beside.member("custom_kernel"))
 
         return Submission(op, name, make, (file.source, self.file.source))
 
@@ -189,6 +212,13 @@ class _TaskCase(ProblemCase):
         ]  # fmt: skip
         template = self.template
         return put_together(copy.copy(template), every)
+
+
+def _types() -> ModuleType:
+    """A ``task`` whose every name is a type for anything: what a leaderboard's own file declares is for readers."""
+    made = ModuleType("task")
+    vars(made).update(input_t=Any, output_t=Any, TestSpec=Any, __getattr__=lambda _name: Any)
+    return made
 
 
 def reference_beside(path: Path) -> Path | None:

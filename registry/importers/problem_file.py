@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,6 +51,11 @@ class ProblemFile(ABC):
         self._outputs: dict[
             tuple[TensorShapes, tuple[torch.dtype, ...]], list[tuple[tuple[int, ...], torch.dtype]]
         ] = {}
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Folders from which the file, and its submissions, may import modules, its own first."""
+        return self.file.path.parent, self.file.path.parent.parent
 
     @property
     @abstractmethod

@@ -140,10 +140,11 @@ class SandboxedRace:
                     out.append(RaceStanding(problem, one.name, one.name, False, "unsupported", reasons))
                     continue
                 own = self._problem is not None and one.name == self._op.baseline
-                made = self._foreign(one.name, [], folder) if own else self._installed(one.name, type(one).__module__)
                 config = configs.get(one.name)
-                fits = config is not None and config in one.space(problem, self._device)
-                entries.append(_Entered(one.name, replace(made, config=config if fits else None), False))
+                if config is not None and config not in one.space(problem, self._device):
+                    config = None
+                made = SandboxedEntrant.installed(one, self._catalog, config)
+                entries.append(_Entered(one.name, self._foreign(one.name, [], folder) if own else made, False))
         return entries, out
 
     def _foreign(self, name: str, kernels: Sequence[ForeignKernel], folder: Path) -> SandboxedEntrant:
@@ -153,18 +154,12 @@ class SandboxedRace:
         files = [*map(files_of, kernels)]
         search: list[Path] = []
         if self._problem is not None:
-            here, above = self._problem.file.path.parent, self._problem.file.path.parent.parent
-            search = [here, above]
-            # of the folder above, which may be anybody's, only what the problem may import
-            beside = [*_beside(here), *[each for each in _beside(above) if each.suffix == ".py"]]
+            here, *more = search = list(self._problem.source.folders)
+            # of folders above, which may be anybody's, only what the problem may import
+            beside = [*_beside(here), *(each for place in more for each in _beside(place) if each.suffix == ".py")]
             files += [each for each in beside if each not in others]
             files.append(self._problem.file.path)
         return SandboxedEntrant(self._op.name, name, plugin, files=files, search=search)
-
-    def _installed(self, name: str, module: str) -> SandboxedEntrant:
-        entry = f"{self._op.name}/{name}"
-        owner = next((one.name for one in self._catalog.plugins() if entry in one.implementations), "none")
-        return SandboxedEntrant(self._op.name, name, allowed=[owner], packages=[module.partition(".")[0]])
 
     def _tuned(self, problem: Problem) -> dict[str, Config]:
         """Configurations that won this problem on this hardware, by implementation."""

@@ -9,8 +9,10 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ..api import call, weights_changed
+from ..contracts.checks import HALVES
+from ..contracts.gemm_int4 import GROUP_SIZES, PER_WORD
 from ..errors import InvalidArgumentError
-from ..packed import PackedWeight, quantize
+from ..packed import PackedWeight, quantize, zero_kind
 
 _PARTS = ("qweight", "scales", "zeros", "g_idx")
 _WITHOUT_BIAS = frozenset({"gemm_int4"})
@@ -19,6 +21,9 @@ _WITHOUT_BIAS = frozenset({"gemm_int4"})
 
 class PackedLinear(torch.nn.Module):
     """``x @ weight.T + bias`` with a PackedWeight, by the op of the weight's bits: gemm_int4, gemm_int8, gemm_nf4 ...
+
+    Weights of 4 bits that gemm_int4 does not take (float zero points, act-order, other groups, float32) are multiplied
+    by gemm_w4a16.
 
     The weight's tensors are buffers: qweight, scales, zeros and g_idx (None where it has none), so that ``state_dict``,
     ``.to``, ``deepcopy`` and FSDP see plain tensors. A conversion of the dtype converts the scales and integer zero
@@ -43,7 +48,7 @@ class PackedLinear(torch.nn.Module):
         for name in _PARTS:
             self.register_buffer(name, getattr(weight, name))
         self.register_parameter("bias", self._parameter(bias, weight))
-        self._op = f"gemm_{weight.codebook or f'int{weight.bits}'}"
+        self._op = product_op(weight)
         self._known: PackedWeight | None = weight
 
     @classmethod
@@ -74,6 +79,7 @@ class PackedLinear(torch.nn.Module):
         # tensors that .to, load_state_dict(assign=True) or functional_call have set are checked once
         if known is None or any(getattr(known, name) is not own[name] for name in _PARTS):
             known = self._known = self._made()
+            self._op = product_op(known)
         return known
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -83,16 +89,17 @@ class PackedLinear(torch.nn.Module):
         """
         # in a trace, tensors of another object are not recognised as the buffers
         weight = self._made() if is_dynamo_compiling() else self.held
+        op = product_op(weight) if is_dynamo_compiling() else self._op
         dtype = weight.scales.dtype
         if x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
             x = x.to(dtype)
         bias = self.bias
         if bias is None:
-            y = call(self._op, x, weight)
-        elif self._op in _WITHOUT_BIAS:
-            y = call(self._op, x, weight) + bias
+            y = call(op, x, weight)
+        elif op in _WITHOUT_BIAS:
+            y = call(op, x, weight) + bias
         else:
-            y = call(self._op, x, weight, bias)
+            y = call(op, x, weight, bias)
         assert isinstance(y, torch.Tensor)
         return y
 
@@ -170,6 +177,20 @@ class PackedLinear(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": None}
+
+
+def product_op(weight: PackedWeight) -> str:
+    """The name of the op that multiplies activations by a weight."""
+    if weight.bits != 4 or weight.codebook is not None:
+        return f"gemm_{weight.codebook or f'int{weight.bits}'}"
+    return "gemm_int4" if weight.g_idx is None and taken_by_gemm_int4(weight) else "gemm_w4a16"
+
+
+def taken_by_gemm_int4(weight: PackedWeight) -> bool:
+    """Whether gemm_int4 takes a weight of 4 bits but for its act-order: dtype, groups and zero points."""
+    k, size = weight.shape[1], weight.group_size
+    fits = k % PER_WORD == 0 and k % size == 0 and (size == k or size in GROUP_SIZES)
+    return fits and weight.scales.dtype in HALVES and zero_kind(weight.zeros) != "float"
 
 
 def _rounds(zeros: Any, dtype: torch.dtype) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import sqlite3
 import tempfile
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 from tuning_db.schema import READABLE
@@ -13,6 +15,7 @@ from tuning_db.schema import READABLE
 from ..paths import cache_folder
 
 FOLDER = "releases"
+_MARKED_EVERY_S = 86_400.0
 
 
 def release_copy(release_id: str) -> Path:
@@ -23,6 +26,13 @@ def release_copy(release_id: str) -> Path:
     folder = cache_folder(FOLDER)
     places = [folder / f"{release_id}.{version}.db" for version in sorted(READABLE, reverse=True)]
     return next((place for place in places if place.exists()), places[0])
+
+
+def mark_read(path: Path) -> None:
+    """Date a copy as read now, once a day: ``registry release prune`` removes those that nobody reads."""
+    with suppress(OSError):  # of a cache that cannot be written
+        if time.time() - path.stat().st_mtime > _MARKED_EVERY_S:
+            os.utime(path)
 
 
 def make_database(path: Path, content: bytes) -> None:

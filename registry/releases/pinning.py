@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from tuning_db import ExchangeError, MissingDatabaseError, TuningDBError
 from tuning_db.database.location import VARIABLE, default_path
-from tuning_db.releases import FILE_SUFFIX, find_content, find_id, id_of, is_id, shown_id
+from tuning_db.releases import FILE_SUFFIX, find_content, find_id, find_names, id_of, is_id, shown_id
 
 from ..errors import ReleaseError
 from ..paths import cache_folder, write_whole
-from .copies import FOLDER, make_database, release_copy
+from .copies import FOLDER, make_database, mark_read, release_copy
 
 RELEASE_VARIABLE = "KERNEL_REGISTRY_RELEASE"
 
@@ -59,6 +59,7 @@ def release_named(told: str, database: str | None) -> PinnedRelease:
     path = release_copy(release_id)
     if not path.exists():
         _make(path, release_content(release_id, database), told)
+    mark_read(path)
     return PinnedRelease(release_id, path, "" if told == release_id else told)
 
 
@@ -69,6 +70,20 @@ def release_content(told: str, database: str | None) -> bytes:
     if content is None:
         raise _not_found(told, database)
     return content
+
+
+def release_name(told: str, database: str | None) -> str:
+    """The name of the release of that name or id in a database. Raises ReleaseError, also for one of several names."""
+    if not is_id(told):
+        return told
+    names = _asked(lambda: find_names(database, told, SECONDS), told) or []
+    if not names:
+        raise _not_found(told, database)
+    if len(names) > 1:
+        raise ReleaseError(
+            f"release {shown_id(told)} has the names {', '.join(names)}", hint="give the name that is to be signed"
+        )
+    return names[0]
 
 
 def is_server(database: str | None) -> bool:
@@ -89,6 +104,7 @@ def _of_file(told: str) -> PinnedRelease:
     path = release_copy(id_of(content))
     if not path.exists():
         _make(path, content, told)
+    mark_read(path)
     return PinnedRelease(id_of(content), path, told)
 
 
@@ -96,6 +112,7 @@ def _id_of_name(name: str, database: str | None) -> str:
     """The id of a named release: of a server's, as this machine remembers it; else as the database says."""
     memory = cache_folder(FOLDER) / f"{hashlib.sha256(f'{place_of(database)} {name}'.encode()).hexdigest()}.name"
     known = memory.read_text() if memory.exists() else ""
+    mark_read(memory)
     if known and is_server(database):  # a release never changes
         return known
     try:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from .pinning import is_server, pinned, place_of
-from .site_copies import site_copy, told_age
+from .site_copies import site_copy
 
 
 @dataclass(frozen=True)
 class WinnersPlace:
-    """A database of winners that is read. ``shown``: how it is told, "" as itself. ``release``: its id, "" if none."""
+    """A database of winners that is read. ``shown``: how it is told, "" as itself. ``release``: its id, "" if none.
+
+    ``replaceable``: a copy that is removed some time after another one has taken its place.
+    """
 
     database: str | None
     shown: str = ""
     release: str = ""
+    replaceable: bool = False
+
+    @property
+    def gone(self) -> bool:
+        """True for a copy that was removed since another one has taken its place."""
+        return self.replaceable and self.database is not None and not Path(self.database).exists()
 
 
 def winners_place(database: str | None, *, anew: bool = False) -> WinnersPlace:
@@ -28,8 +38,8 @@ def winners_place(database: str | None, *, anew: bool = False) -> WinnersPlace:
     if release is not None:
         return WinnersPlace(str(release.path), str(release), release.id)
     if is_server(database):
-        path = site_copy(database, anew=anew)
-        return WinnersPlace(str(path), f"{host_of(place_of(database))} ({told_age(path)})")
+        copy = site_copy(database, anew=anew)
+        return WinnersPlace(str(copy.path), f"{host_of(place_of(database))} ({copy})", replaceable=True)
     return WinnersPlace(database)
 
 

@@ -9,7 +9,9 @@ from importlib import metadata
 from pathlib import Path
 
 from ..device import Device
+from ..discovery.catalog import Catalog
 from ..discovery.hooks import PROJECT
+from ..implementation import Implementation
 from ..space import Config
 from ..tuner.measure import nvml
 from .bubblewrap import SandboxView
@@ -43,6 +45,14 @@ class SandboxedEntrant:
     packages: Sequence[str] = ()
     config: Config | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def installed(cls, implementation: Implementation, catalog: Catalog, config: Config | None) -> SandboxedEntrant:
+        """The entrant that an installed implementation is."""
+        op, name = implementation.op, implementation.name
+        owner = next((one.name for one in catalog.plugins() if f"{op}/{name}" in one.implementations), "none")
+        package = type(implementation).__module__.partition(".")[0]
+        return cls(op, name, allowed=[owner], packages=[package], config=config)
 
     def view(self, device: Device, limits: SandboxLimits) -> SandboxView:
         """What its sandbox sees."""

@@ -14,7 +14,6 @@ from .control_group import ControlGroup
 from .system_calls import filter_program
 
 _START_S = 20.0
-_JOIN = 'echo 0 > "$1"/cgroup.procs && shift && exec "$@"'
 
 
 def settings(environment: Mapping[str, str]) -> list[str]:
@@ -39,10 +38,11 @@ def started(
         command = [program, "--args", str(held), "--info-fd", str(info)]
         command += [*(("--seccomp", str(calls)) if filter_program() else ()), "--", *inside]
         if group is not None:
-            command = ["/bin/sh", "-c", _JOIN, "sh", str(group.folder), *command]
+            command = group.command(command)
         process = subprocess.Popen(
             command,
-            env={},
+            # what is inside begins with no variable at all: bwrap clears them
+            env={} if group is None else dict(group.environment),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from ..errors import InvalidArgumentError
@@ -25,6 +25,7 @@ class SandboxLimits:
     memory_bytes    of all its processes where a control group can be made, else of each
     temporary_bytes files in its /tmp, which is memory; largest file anywhere
     processes       and threads, at most
+    cores           whose time all its processes may use, where a control group can be made
     open_files      of each process
     gpu_bytes       what the device lacks while it runs, beside inputs and outputs
     load_s          starting, importing and compiling it
@@ -34,16 +35,17 @@ class SandboxLimits:
     memory_bytes: int = 8 << 30
     temporary_bytes: int = 2 << 30
     processes: int = 2048
+    cores: int = field(default_factory=lambda: os.cpu_count() or 1)
     open_files: int = 1024
     gpu_bytes: int = 16 << 30
     load_s: float = 180.0
     run_s: float = 30.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for each in fields(self):
+            value = getattr(self, each.name)
             if not value > 0:
-                raise InvalidArgumentError(f"sandbox limits: {field.name} is {value}", hint="expected more than 0")
+                raise InvalidArgumentError(f"sandbox limits: {each.name} is {value}", hint="expected more than 0")
 
     def as_data(self) -> dict[str, float]:
         """The limits as plain numbers."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from time import perf_counter_ns
 
 from ..errors import SandboxError
+from ..tuner.verify.verdicts import WrongError
 from ..untrusted.visible import visible
 from . import wire
 from .bubblewrap import SandboxView, bubblewrap, options_of
@@ -29,13 +30,11 @@ _LONGEST_MESSAGE = 600
 _GIB = 1 << 30
 
 
-class EntrantError(Exception):
+class EntrantError(WrongError):
     """What a sandboxed program is refused for. ``status``: of a trial, such as ``crash`` or ``timeout``."""
 
     def __init__(self, status: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = visible(message[:_LONGEST_MESSAGE])
+        super().__init__(status, visible(message[:_LONGEST_MESSAGE]))
 
 
 class SandboxedProgram:
@@ -73,8 +72,8 @@ class SandboxedProgram:
 
     @property
     def limited_by(self) -> str:
-        """What holds its memory: ``control group`` for all its processes, ``resource limits`` for each."""
-        return "control group" if self._group else "resource limits"
+        """What holds its memory: a ``control group`` for all its processes, ``resource limits`` for each."""
+        return self._group.told if self._group else "resource limits"
 
     def ask(self, message: wire.Packet, seconds: float, descriptor: int | None = None) -> dict[str, str | bool]:
         """Send a message and return the answer."""

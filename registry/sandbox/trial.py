@@ -30,7 +30,6 @@ from ..tuner.verify.verify import verify, verify_timed
 from ..tuner.workers.device_lock import DeviceLock
 from .entrant import SandboxedEntrant
 from .limits import SandboxLimits
-from .program import EntrantError
 from .subject import SandboxedSubject
 
 _HOST_BYTES = 64 << 20
@@ -152,7 +151,7 @@ def trial(entrant: SandboxedEntrant, session: Session, limits: SandboxLimits, *,
     subject = SandboxedSubject(entrant, session.op, session.problem, session.device, limits)
     try:
         found = _tried(subject, entrant, session, judged=judged)
-    except (EntrantError, WrongError) as fault:
+    except WrongError as fault:
         found = SandboxedTrial(Outcome(fault.status, fault.message))
     except Exception as fault:
         if not out_of_memory(fault):
@@ -164,10 +163,7 @@ def trial(entrant: SandboxedEntrant, session: Session, limits: SandboxLimits, *,
 
 
 def _tried(subject: SandboxedSubject, entrant: SandboxedEntrant, session: Session, *, judged: bool) -> SandboxedTrial:
-    values = session.values(session.timed_kind)
-    outputs = session.op.output_specs(session.arguments, session.device.torch)
-    subject.load(values, [*outputs.values()], len(session.rotation.copies))
-    plan = _plan(subject, entrant, session)
+    plan = plan_of(subject, entrant, session)
     if judged:
         verify(plan, session)
     lock = DeviceLock(session.device)
@@ -185,14 +181,14 @@ def _timed(subject: SandboxedSubject, plan: Plan, session: Session, *, judged: b
     clocks.warm()
     outcome = measure(sampler, session.protocol, None, clocks)
     if judged:
-        _verify_timed(subject, timed, sampler, session, outcome.median_us or 0.0)
+        verify_alone(subject, timed, sampler, session, outcome.median_us or 0.0)
     else:
         timed.between.settle()
     timed.between.check_kept()
     return SandboxedTrial(outcome, subject.request_us(), sampler.copies, subject.program.limited_by)
 
 
-def _verify_timed(
+def verify_alone(
     subject: SandboxedSubject, timed: TimedPlan, sampler: Sampler, session: Session, one_of_many_us: float
 ) -> None:
     """``verify_timed``; raises WrongError also where calls alone take much longer than those of a request for many.
@@ -213,6 +209,10 @@ def _verify_timed(
     )
 
 
-def _plan(subject: SandboxedSubject, entrant: SandboxedEntrant, session: Session) -> Plan:
+def plan_of(subject: SandboxedSubject, entrant: SandboxedEntrant, session: Session) -> Plan:
+    """The plan whose calls are requests to the subject's sandbox, which loads the entrant."""
+    values = session.values(session.timed_kind)
+    outputs = session.op.output_specs(session.arguments, session.device.torch)
+    subject.load(values, [*outputs.values()], len(session.rotation.copies))
     candidate = Candidate(SandboxedImplementation(subject, entrant, session.device), {})
     return build(session.op, candidate, session.problem, session.arguments, session.device)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from tuning_db.queue.entries import Fence
 
 from .limits import Budget, Limits
-from .measure.protocol import REGIME
+from .measure.protocol import REGIME, TimingProtocol
 from .patience import PATIENCE_S
 from .search.samplers.names import DEFAULT
+from .workers.device_client import WorkerProgram
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class TuneOptions:
     patience_s       how long the database may be away before the run ends for it
     details          kept with the run in the database, e.g. the job of a fleet
     device_variance  variance of a log ratio between devices of the model, which decisions allow for
+    program          what the processes run that verify and time candidates
+    protocol         of the timing; None for the usual one of the device
     fence            the lease of a fleet's job, without which nothing is decided; None for a run of a user
     """
 
@@ -42,4 +45,6 @@ class TuneOptions:
     patience_s: float = PATIENCE_S
     details: Mapping[str, str | int] = field(default_factory=dict)
     device_variance: float = 0.0
+    program: WorkerProgram = field(default_factory=WorkerProgram)
+    protocol: TimingProtocol | None = None
     fence: Fence | None = None

@@ -73,7 +73,10 @@ def tune(
 
                 def run(number: int, observer: Observer, stopped: threading.Event) -> tuple[Result, ...]:
                     note, own = (lambda text: observer(Note(text))), cores[number :: len(groups)] or cores
-                    crew = Crew(groups[number], catalog.files, options.limits, note, cores=own, stop=stopped)
+                    crew = Crew(
+                        groups[number], catalog.files, options.limits, note, cores=own, stop=stopped,
+                        program=options.program,
+                    )  # fmt: skip
                     told = (store, options, studies, observer, wanted.counts)
                     return TuningRun(planned[number], catalog, crew, *told).run()
 

@@ -21,6 +21,7 @@ from .patience import PATIENCE_S, Patience
 from .planning.distance import Distances
 from .planning.problems import ImplementationPlan, ProblemPlan
 from .planning.variants import artifact_hash
+from .trial_batches import TrialBatches
 
 LASTING = frozenset({"ok", "wrong_result", "nondeterministic", "compile_error", "out_of_resources", "unsupported"})
 """Statuses that a second trial would give again. A timeout, a crash or a full memory may have been bad luck."""
@@ -31,8 +32,11 @@ _LATEST = 32
 _NEAREST = 64
 """The nearest problems whose winners are offered as seeds: reading all of a thousand problems takes an hour."""
 
-_LATE_ROWS = 64
-"""On a server at most this many rows of a table become visible after a row with a greater number."""
+_LATE_ROWS = 4096
+"""On a server at most this many rows become visible after a row with a greater number: runs write up to 64 together."""
+
+_HEAR_FILE_S, _HEAR_SERVER_S, _HEAR_IN_JOB_S = 0.1, 2.0, 30.0
+"""Seconds between two looks for trials of other runs: a server has many clients, and a job's problems are its own."""
 
 
 @dataclass
@@ -60,6 +64,9 @@ class RunStore:
         self._patiently = Patience(tell, patience_s)
         self.environment = Environment(device.hardware(), device.software())
         self._protocol = StoredProtocol(protocol.regime, protocol.details)
+        self._batches = TrialBatches(self._write, together=store.on_server)
+        self.hear_every_s = _hear_every_s(store)
+        """Seconds between two looks for what other runs have stored."""
         self._fingerprints: dict[str, str] = {}
         self.run = self._patiently(lambda: store.start_run(self.environment, details))
         self._began, _ = self._patiently(store.newest_trial)
@@ -68,6 +75,7 @@ class RunStore:
         self._winners: dict[tuple[str, int, str], tuple[list[Decision], Distances]] = {}
 
     def end(self, details: Mapping[str, Any]) -> None:
+        self._batches.write()
         self._patiently(lambda: self._store.end_run(self.run, details))
 
     def fingerprint(self, implementation: Implementation) -> str:
@@ -78,15 +86,31 @@ class RunStore:
         return self._fingerprints[key]
 
     def trial(self, plan: ProblemPlan, candidate: Candidate, outcome: Outcome) -> Trial:
-        """Store one trial and return it, or that of another run which tried the candidate since this run began."""
+        """Store one trial and return it, or that of another run which tried the candidate since this run began.
+
+        On a server it is stored with others, within a second if ``write_due`` is called, and returned before.
+        """
         trial = self._trial(plan, candidate, outcome)
-        stored = self._patiently(lambda: self._store.add_trial(self.run, trial, since=self._began, statuses=LASTING))
+        stored = self._batches.add(trial)
         self._seen_of(trial.problem).uids.add(stored.uid)
+        return stored
+
+    def write_due(self) -> None:
+        """Store the trials that have waited for others for long enough; to be called often."""
+        self._batches.write_due()
+
+    def _write(self, trials: Sequence[Trial]) -> list[Trial]:
+        stored = self._patiently(
+            lambda: self._store.add_new_trials(self.run, trials, since=self._began, statuses=LASTING)
+        )
+        for trial in stored:
+            self._seen_of(trial.problem).uids.add(trial.uid)
         return stored
 
     def refuted(self, plan: ProblemPlan, candidate: Candidate, outcome: Outcome) -> Trial:
         """Store that a candidate whose trial was right is wrong after all; from now on this trial counts."""
         trial = self._trial(plan, candidate, outcome)
+        self._batches.write()
         self._patiently(lambda: self._store.add_trials(self.run, [trial]))
         self._seen_of(trial.problem).uids.add(trial.uid)
         return trial
@@ -197,8 +221,13 @@ class RunStore:
         self._winners.clear()
         return self._patiently(lambda: self._store.publish(self.run, decision, finals))
 
-    def decision(self, plan: ProblemPlan, candidate: Candidate, **fields: Any) -> Decision:
+    def decision(
+        self, plan: ProblemPlan, candidate: Candidate, trial_uid: str | None = None, **fields: Any
+    ) -> Decision:
+        """A decision for a candidate, which refers to its trial as that is stored."""
+        self._batches.write()
         return Decision(
+            trial_uid=self._batches.stored_uid(trial_uid) if trial_uid else None,
             problem=problem_key(plan.op, plan.problem),
             environment=self.environment,
             protocol=self._protocol,
@@ -236,6 +265,12 @@ def _same_kernels(plan: ProblemPlan, candidate: Candidate, trial: Trial) -> bool
 
 def _artifact_hash(plan: ProblemPlan, candidate: Candidate) -> str:
     return artifact_hash(plan.op, candidate, plan.problem, plan.arguments, plan.device)
+
+
+def _hear_every_s(store: Store) -> float:
+    if store.fenced:
+        return _HEAR_IN_JOB_S
+    return _HEAR_SERVER_S if store.on_server else _HEAR_FILE_S
 
 
 def problem_key(op: Op, problem: Problem) -> ProblemKey:

@@ -75,7 +75,7 @@ class TuningRun:
         self._database = store.url
         self._options = options
         self._observe = observer
-        self._protocol = TimingProtocol.of(device, options.regime)
+        self._protocol = options.protocol or TimingProtocol.of(device, options.regime)
         note = lambda text: observer(Note(text))  # noqa: E731
         details = {**run_details(plans, device), **options.details}
         self._store = RunStore(store, device, self._protocol, details, note, options.patience_s)

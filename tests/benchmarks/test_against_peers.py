@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.against_peers import COPY, OURS, Row, _row, report
+from benchmarks.against_peers import COPY, OURS, Row, _row, report, summary
+from benchmarks.racing.projects import project_of, projects_in
 from registry import api
 
 
@@ -43,3 +44,21 @@ def test_where_dispatch_does_not_run_the_benchmark_ends_with_the_reason() -> Non
     problem = api.dispatcher.catalog.op("softmax").problem_of({"rows": 4, "cols": 8, "dtype": "float32"})
     with pytest.raises(SystemExit, match=r"rows=4.*: refused"):
         _row(problem, ("default", "torch.native"), {}, {OURS: "refused"})
+
+
+def test_the_summary_has_a_line_for_each_problem_with_the_best_of_each_project() -> None:
+    times = {OURS: [10.5], "torch.native": [20.0], "torch.compile": [15.0], "SDPA flash": [12.0], COPY: [1.0]}
+    row = row_of({**times, "Liger": [14.0], "liger.softmax": [13.0], "flash_attn.fa4": [10.0]})
+    head, _, line = summary([row]).splitlines()
+    wanted = "| op | problem | µs | torch µs | torch.compile µs | Liger µs | FlashAttention µs |"
+    assert head.startswith(wanted)
+    assert "| 10.5 | 12 | 15 | 13 | 10 |" in line
+
+
+def test_a_project_is_known_by_how_its_contestants_begin() -> None:
+    names = ("torch.native", "torch.compile max-autotune", "torch's own", "SDPA cuDNN", "FlashInfer", "quack.softmax")
+    assert [project_of(name) for name in names] == [
+        "torch", "torch.compile", "torch", "torch", "FlashInfer", "QuACK",
+    ]  # fmt: skip
+    assert project_of("GemLite") == "GemLite"
+    assert projects_in(["GemLite", "quack.softmax", "torch.native"]) == ["torch", "QuACK", "GemLite"]

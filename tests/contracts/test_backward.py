@@ -167,7 +167,7 @@ def test_what_a_gradient_needs_saved() -> None:
         ("grouped_gemm_int4", "grouped_gemm_int4_backward"),
         *(
             (name, f"{name}_backward")
-            for name in ("gemm_int4", "gemm_int8", "gemm_int2", "gemm_int1", "gemm_nf4", "gemm_sparse24")
+            for name in ("gemm_int4", "gemm_int8", "gemm_int2", "gemm_int1", "gemm_nf4", "gemm_w4a16", "gemm_sparse24")
         ),
         ("quantize_per_token", None),
         ("scaled_mm", None),

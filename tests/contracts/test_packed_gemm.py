@@ -22,7 +22,7 @@ from registry.problem import Problem, Value
 from ..tiers import one_of_each
 
 Tensor = torch.Tensor
-FORMS = {"gemm_int8": 8, "gemm_int2": 2, "gemm_int1": 1, "gemm_nf4": 4}
+FORMS = {"gemm_int8": 8, "gemm_int2": 2, "gemm_int1": 1, "gemm_w4a16": 4, "gemm_nf4": 4}
 OPS = {op.name: op for op in BOX if op.name.removesuffix("_backward") in FORMS}
 SHAPES: tuple[dict[str, Value], ...] = (
     {"m": 4, "n": 24, "k": 1024, "group_size": 128, "zeros": "integer", "act_order": False, "bias": False},

@@ -62,7 +62,7 @@ def test_a_gpu_as_fast_as_its_kind_tunes_the_jobs_of_its_model(tmp_path: Path) -
         assert worker.record.identity == identity_of(GPU)
         jobs = {one.device: (one.queued, one.done, one.decided) for one in queue.status().jobs}
         assert jobs == {GPU.name: (0, 1, 2), "NVIDIA of another kind": (1, 0, 0)}
-        assert worker.record.identity in queue.calibrations(GPU.name, GPU.software())
+        assert worker.record.identity in queue.calibrations(GPU.name, GPU.software(), CALIBRATION["cuda"])
     with Store.open(tmp_path / "tuning.db") as store:
         assert {one.problem.dims["rows"] for one in store.winners()} == {64, 256}
         assert {trial.details["device"] for trial in store.trials() if trial.status == "ok"} == {identity_of(GPU)}

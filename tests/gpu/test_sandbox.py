@@ -8,8 +8,14 @@ import pytest
 import torch
 
 from registry.device import Device
+from registry.discovery.catalog import Catalog
 from registry.sandbox import shared_memory
 from registry.sandbox.trial import SandboxedSession
+from registry.sandbox.tuning.sandboxed_run import sandboxed_catalog, sandboxed_options
+from registry.tuner.events import Event, TrialDone
+from registry.tuner.limits import Budget
+from registry.tuner.options import TuneOptions
+from registry.tuner.run import tune
 from tests.sandbox.sandboxing import GOOD, needs_bubblewrap, reason, session_of, tried
 
 if not torch.cuda.is_available():
@@ -138,3 +144,56 @@ def square(x):
 """
     found = tried(text, tmp_path, session)
     assert (found.outcome.status, found.outcome.message) == ("ok", "")
+
+
+STRANGER = """
+import registry
+import torch
+import triton
+import triton.language as tl
+from registry import Launch, Space
+from registry.backends import TritonImplementation
+
+@triton.jit
+def squared(y, x, n, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + place, place < n)
+    tl.store(y + place, value * value, place < n)
+
+class Blocks(TritonImplementation):
+    op, name = "square", "stranger.blocks"
+
+    def space(self, problem, device):
+        return Space(BLOCK=[1024, 4096])
+
+    def launch(self, problem, config, device):
+        return Launch(squared, (triton.cdiv(problem.n, config["BLOCK"]),), ("y", "x", problem.n), config)
+
+class Nothing(TritonImplementation):
+    op, name = "square", "stranger.nothing"
+
+    def launch(self, problem, config, device):
+        return Launch(squared, (triton.cdiv(problem.n, 2048),), ("y", "x", problem.n), {"BLOCK": 1024})
+
+@registry.implements("square")
+def squares():
+    return [Blocks(), Nothing()]
+"""
+
+
+@pytest.mark.timeout(900)
+def test_a_strangers_plugin_file_is_tuned_in_sandboxes(tmp_path: Path, few_blocks: None) -> None:
+    file, trusted, device = tmp_path / "stranger.py", Catalog(), Device.of("cuda")
+    file.write_text(STRANGER)
+    problem = trusted.op("square").problem_of({"n": 1 << 20, "dtype": "float32"})
+    catalog = sandboxed_catalog([file], [problem], trusted, device)
+    names = ["stranger.blocks", "stranger.nothing", "torch.native"]
+    options = sandboxed_options(TuneOptions(Budget(trials=6), implementations=names), catalog, device)
+    events: list[Event] = []
+    (result,) = tune(
+        [problem], catalog=catalog, device=device, database=str(tmp_path / "sandboxed.db"), options=options,
+        observer=events.append,
+    )  # fmt: skip
+    tried = {(one.implementation, one.status) for one in events if isinstance(one, TrialDone)}
+    assert tried == {("stranger.blocks", "ok"), ("stranger.nothing", "wrong_result"), ("torch.native", "ok")}
+    assert result.implementation in {"stranger.blocks", "torch.native"}

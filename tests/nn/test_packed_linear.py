@@ -90,6 +90,38 @@ def test_the_op_is_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [args[-1] is layer.bias for args in asked] == [True, True, False, True, True]
 
 
+UNUSUAL = ["float zeros", "act-order", "groups of 16", "groups of 256", "short last group", "float32"]
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+@pytest.mark.parametrize("bias", [False, True])
+def test_4_bits_that_gemm_int4_does_not_take_are_multiplied_and_have_a_gradient(
+    kind: str, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("registry.nn.packed_linear.call", registry.call)
+    dtype = torch.float32 if kind == "float32" else torch.bfloat16
+    layer = linear(k=200 if kind == "short last group" else 512, bias=bias, dtype=dtype)
+    size = {"groups of 16": 16, "groups of 256": 256}.get(kind, 64)
+    weight = quantize(layer.weight, group_size=size)
+    assert weight.zeros is not None
+    if kind == "float zeros":
+        weight = replace(weight, zeros=weight.zeros.float() + 0.3)
+    elif kind == "act-order":
+        weight = replace(weight, g_idx=torch.arange(512, dtype=torch.int32).flip(0) // 64)
+    packed = PackedLinear(weight, layer.bias)
+    x = torch.randn(3, weight.shape[1], generator=torch.Generator().manual_seed(2)).to(dtype).requires_grad_()
+    y, exact = packed(x), weight.dequantize().double()
+    expected = x.double() @ exact.T + (0 if layer.bias is None else layer.bias.double())
+    close = {"rtol": 1e-5, "atol": 1e-5} if kind == "float32" else {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(y.double(), expected, **close)
+    y.sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad.double(), exact.sum(0).expand_as(x), **close)
+    if layer.bias is not None:
+        assert layer.bias.grad is not None
+        assert torch.equal(layer.bias.grad, torch.full_like(layer.bias, 3.0))
+
+
 @pytest.mark.parametrize("kind", ["asymmetric", "symmetric", "float zeros", "act-order", "nf4"])
 def test_its_state_is_plain_tensors_and_comes_back(kind: str) -> None:
     base = quantize(linear(dtype=torch.float16).weight, symmetric=kind == "symmetric")

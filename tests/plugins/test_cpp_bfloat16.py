@@ -23,7 +23,7 @@ CPU = Device.of("cpu")
 Dims = Mapping[str, Value]
 
 
-BITS = {"gemm_int4": 4, "gemm_int8": 8, "gemm_int2": 2, "gemm_int1": 1, "gemm_nf4": 4, "linear": 16}
+BITS = {"gemm_int4": 4, "gemm_int8": 8, "gemm_int2": 2, "gemm_int1": 1, "gemm_w4a16": 4, "gemm_nf4": 4, "linear": 16}
 INT4: Dims = {"n": 33, "k": 384, "group_size": 128, "bits": 4, "symmetric": False, "dtype": "bfloat16"}
 PACKED: Dims = {"n": 33, "k": 200, "group_size": 32, "zeros": "float", "act_order": True, "bias": True}
 NF4: Dims = {"n": 40, "k": 192, "group_size": 64, "zeros": "none", "act_order": False, "bias": False}
@@ -32,6 +32,7 @@ FORMATS: dict[str, tuple[str, Dims]] = {
     "int8": ("gemm_int8", {**PACKED, "dtype": "float32"}),
     "int2": ("gemm_int2", {**PACKED, "group_size": 16, "zeros": "integer", "dtype": "float16"}),
     "int1": ("gemm_int1", {**PACKED, "group_size": 16, "dtype": "bfloat16"}),
+    "w4": ("gemm_w4a16", {**PACKED, "dtype": "bfloat16"}),
     "nf4": ("gemm_nf4", {**NF4, "dtype": "bfloat16"}),
     "dense": ("linear", {"n": 33, "k": 101, "bias": True, "dtype": "bfloat16"}),
 }

@@ -58,16 +58,26 @@ TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {
     ("scaled_mm", "cpp.dot"): {"dtype": "int8"},
     ("attention", "torch.sdpa_efficient"): {"kv_heads": 32},
     ("attention_backward", "torch.sdpa_efficient"): {"kv_heads": 32},
+    ("attention", "flashinfer.single"): {"batch": 1},
 }
 """What those take that do not take ``STATIC``."""
 CATALOG = Catalog()
-ABSENT = (
-    *(() if find_spec("humming") else ("humming.heuristic", "humming.tiles")),
-    *(() if find_spec("quack") else ("quack.softmax", "quack.softmax_backward", "quack.rms_norm")),
-)
-"""Implementations of libraries that are not installed here, which support nothing."""
+LIBRARIES = {
+    "humming.": "humming",
+    "quack.": "quack",
+    "liger.": "liger_kernel",
+    "flashinfer.": "flashinfer",
+    "flash_attn.fa4": "flash_attn",
+    "flash_attn.fa3": "flash_attn_interface",
+    "flash_attn.fa2": "flash_attn_2_cuda",
+}
+ABSENT = tuple(start for start, module in LIBRARIES.items() if find_spec(module) is None)
+"""How the names of implementations begin whose library is not installed here: these support nothing."""
 KINDS = [
-    (op, one) for op in BOX for one in CATALOG.implementations(op.name) if one.name not in ("cuda.inline", *ABSENT)
+    (op, one)
+    for op in BOX
+    for one in CATALOG.implementations(op.name)
+    if not one.name.startswith(ABSENT) and one.name not in ("cuda.inline", "flash_attn.fa4_split")
 ]
 
 

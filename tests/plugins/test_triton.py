@@ -127,7 +127,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "grouped_gemm_backward triton.gemm": {"m": 16384, **EXPERTS},
     **{
         f"gemm_{kind} {form}": {"m": m, **PACKED}
-        for kind in ("int8", "int2", "int1", "nf4")
+        for kind in ("int8", "int2", "int1", "w4a16", "nf4")
         for form, m in (("triton.gemm", 4096), ("triton.splitk", 16), ("triton.gemv", 1), ("triton.dequantized", 4096))
     },
     "quantize_per_token triton.row": {"m": 4096, **ROWS},
@@ -183,7 +183,7 @@ COMPILED = [
     )
     for device, keys in ((H200, TYPICAL), (A100, OTHERS[::2]), (MI300, OTHERS[1::2]))
     for key in keys
-    if not key.startswith(("gemm_int2", "gemm_int1"))
+    if not key.startswith(("gemm_int2", "gemm_int1", "gemm_w4a16"))
 ]
 """On the H200 and, in turn, on one of the others. Of a family one op: gemm_int8. Others differ in a constant, the width
 of a level; gemm_nf4 has a table. The kernels of a grouped product and of its gradients are alike; gemm_sparse24 and

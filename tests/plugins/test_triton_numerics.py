@@ -36,7 +36,7 @@ from ..covering import covering
 from ..tiers import one_of_each
 from ..triton_forms import EACH, FORMS, OPS
 
-ONE_FORM = {"gemm_int2": 1, "gemm_int1": 0, "gemm_nf4": 2}
+ONE_FORM = {"gemm_int2": 1, "gemm_int1": 0, "gemm_w4a16": 3, "gemm_nf4": 2}
 """Of a family whose kernels differ in the bits alone, the one form that is tried; gemm_int8 tries all."""
 CASES = [(name, place) for name, place in EACH if place == ONE_FORM.get(name, place)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 from registry.errors import RegistryError, StoreError
+from registry.paths import cache_folder
 from registry.releases.places import host_of
-from registry.releases.site_copies import AGE_VARIABLE, site_copy
+from registry.releases.site_copies import AGE_VARIABLE, PRESENT, SITES, site_copy
 from tuning_db import TuningDBError
+from tuning_db.schema import LATEST
 
 from .conftest import FIRST, SECOND, Win, new_dispatcher, winner
 
@@ -37,12 +40,13 @@ def test_an_old_copy_is_read_and_renewed_for_the_next_process(
     postgresql_url: str, win: Win, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     win(postgresql_url, FIRST)
-    path = site_copy(postgresql_url)
+    before = site_copy(postgresql_url)
     win(postgresql_url, SECOND)
-    os.utime(path, (0, 0))
+    os.utime(present(postgresql_url), (0, 0))
     assert winner(postgresql_url) == FIRST
     _wait_for_threads()
     assert winner(postgresql_url) == SECOND
+    assert before.path.exists(), "a process may read it still"
     monkeypatch.setenv(AGE_VARIABLE, "soon")
     with pytest.raises(RegistryError, match=f"{AGE_VARIABLE}='soon'"):
         site_copy(postgresql_url)
@@ -56,8 +60,8 @@ def test_the_server_may_be_away_once_there_is_a_copy(
     with pytest.raises(TuningDBError) as caught:
         site_copy(AWAY)
     assert "secret" not in str(caught.value)
-    away = _place_of_copy(AWAY, copy)
-    os.utime(away, (0, 0))
+    present(AWAY).write_text(copy.path.name)
+    os.utime(present(AWAY), (0, 0))
     dispatcher, x = new_dispatcher(AWAY), torch.randn(4, 64)
     told = dispatcher.explain("softmax", x)
     assert told.implementation == FIRST
@@ -69,13 +73,40 @@ def test_the_server_may_be_away_once_there_is_a_copy(
     assert dispatcher.explain("softmax", x).implementation == FIRST
 
 
-def _place_of_copy(url: str, copy: Path) -> Path:
-    """The copy of another database, as if it had been made of this one."""
-    import hashlib
+def test_a_process_reads_one_copy_as_long_as_it_is_there(postgresql_url: str, win: Win) -> None:
+    win(postgresql_url, FIRST)
+    dispatcher, x = new_dispatcher(postgresql_url), torch.randn(4, 64)
+    assert dispatcher.explain("rms_norm", x, torch.ones(64)).step != "exact"
+    old = site_copy(postgresql_url)
+    win(postgresql_url, SECOND)
+    assert site_copy(postgresql_url, anew=True).path != old.path
+    assert dispatcher.explain("softmax", x).implementation == FIRST, "the copy with which it began"
+    dispatcher.forget()
+    assert dispatcher.explain("rms_norm", x, torch.ones(64)).step != "exact"
+    newer = site_copy(postgresql_url)
+    win(postgresql_url, FIRST)
+    assert site_copy(postgresql_url, anew=True).path not in {newer.path, old.path}
+    newer.path.unlink()
+    assert dispatcher.explain("softmax", x).implementation == FIRST, "the present copy, since its own has gone"
 
-    place = copy.with_name(f"{hashlib.sha256(url.encode()).hexdigest()}{''.join(copy.suffixes)}")
-    place.write_bytes(copy.read_bytes())
-    return place
+
+def test_equal_winners_are_one_copy_which_stays_a_while_after_it_was_replaced(postgresql_url: str, win: Win) -> None:
+    win(postgresql_url, FIRST)
+    first = site_copy(postgresql_url)
+    os.utime(first.path, (0, 0))
+    assert site_copy(postgresql_url, anew=True).path == first.path
+    win(postgresql_url, SECOND)
+    second = site_copy(postgresql_url, anew=True)
+    assert {first.path, second.path} == set(first.path.parent.glob("*.db"))
+    os.utime(first.path, (0, 0))
+    os.utime(second.path, (0, 0))
+    assert site_copy(postgresql_url, anew=True).path == second.path
+    assert [second.path] == list(first.path.parent.glob("*.db"))
+
+
+def present(url: str) -> Path:
+    """The file that names the present copy of a database."""
+    return cache_folder(SITES) / f"{hashlib.sha256(url.encode()).hexdigest()}.{LATEST}{PRESENT}"
 
 
 def _wait_for_threads() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from tuning_db import CorruptedDatabaseError, ExchangeError, Final, InvalidRecordError, Store
 from tuning_db.exchange import DecisionLine, RunLine, WinnerLine, lines
-from tuning_db.releases import find_content, find_id, id_of
+from tuning_db.releases import find_content, find_id, find_names, id_of
 
 SECONDS = 30.0
 
@@ -74,6 +76,24 @@ def test_equal_winners_have_one_id_in_every_database(url: str, tmp_path: Path, m
         third.load(io.StringIO(exported.getvalue()))
         with Store.open(url) as store:
             assert third.winners_content() == store.winners_content()
+
+
+@pytest.mark.thorough
+def test_two_that_make_a_release_at_once_make_one(url: str, make: Any) -> None:
+    with Store.open(url) as store:
+        tuned(store, make)
+        content = store.winners_content()
+        for turn in range(8):
+            together = threading.Barrier(4)
+
+            def add(name: str, together: threading.Barrier = together) -> str:
+                together.wait(30)
+                return store.add_release(name, content).id
+
+            with ThreadPoolExecutor(4) as pool:
+                assert set(pool.map(add, [f"release{turn}"] * 4)) == {id_of(content)}
+        assert len(store.releases()) == 8
+        assert find_names(store._opened.location.shown, id_of(content), SECONDS) == [f"release{n}" for n in range(8)]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../a", "-a", "a" * 101, "0" * 64, "a.jsonl"])

@@ -119,18 +119,15 @@ def _check_tables(connection: sqlite3.Connection, shown: str) -> None:
 
 
 def _of_server(place: Location, question: Callable[[Ask], _Result], deadline: float) -> _Result:
-    from sqlalchemy import create_engine, text
-    from sqlalchemy.exc import NoSuchModuleError
+    from sqlalchemy import text
     from sqlalchemy.pool import NullPool
+
+    from .server import make_engine
 
     assert place.server is not None
     seconds = max(deadline - time.monotonic(), 0)
-    try:
-        engine = create_engine(place.server, poolclass=NullPool, connect_args={"connect_timeout": max(2, int(seconds))})
-    except (ImportError, NoSuchModuleError) as fault:
-        hint = "pip install 'kernel-registry[postgresql]'"
-        message = f"{place.shown} needs a driver that is not installed ({fault})"
-        raise UnreachableDatabaseError(message, hint=hint) from fault
+    # a thread that was abandoned ends by itself, too
+    engine = make_engine(place.server, place.shown, NullPool, silence_s=seconds)
     with told_of(place.shown), engine.connect() as connection:
         connection.execute(text(f"SET statement_timeout = {int(seconds * 1000) + 1}"))
         connection.execute(text("SET TIME ZONE 'UTC'"))

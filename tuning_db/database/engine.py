@@ -8,22 +8,21 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Engine, create_engine
-from sqlalchemy.exc import NoSuchModuleError
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
-from ..errors import OutdatedSchemaError, ReadOnlyDatabaseError, TuningDBError, UnreachableDatabaseError
+from ..errors import OutdatedSchemaError, ReadOnlyDatabaseError, TuningDBError
 from ..models import parsed_json
 from ..reading import SCHEMA_VERSION
 from ..schema import LATEST, check_readable, migrate, read_version
-from . import sqlite
+from . import server, sqlite
 from .faults import told_of
 from .files import Access, check_file, writable
 from .location import Location
 
-CONNECT_SECONDS = 10
-"""Seconds that a server may take to accept a connection."""
+SILENCE_S = 600.0
+"""Seconds without a byte of a server's answer after which it is lost: longer than a query of a great database takes."""
 
 
 @dataclass
@@ -73,16 +72,18 @@ class Opened:
         return told_of(self.location.shown)
 
 
-def open_database(location: Location, *, create: bool, upgrade: bool, pooled: bool = True) -> Opened:
+def open_database(
+    location: Location, *, create: bool, upgrade: bool, pooled: bool = True, silence_s: float = SILENCE_S
+) -> Opened:
     """Opens the database at ``location``.
 
     Without ``create`` a missing database is a MissingDatabaseError. With ``upgrade`` an older schema is migrated;
     without ``upgrade`` it is read unchanged, or refused with OutdatedSchemaError. ``pooled``: whether connections to a
-    server stay open between transactions.
+    server stay open between transactions. ``silence_s``: how long a server may be silent, but for a migration.
     """
     with told_of(location.shown):
         if location.server:
-            opened = _open_server(location, create, upgrade, QueuePool if pooled else NullPool)
+            opened = _open_server(location, create, upgrade, QueuePool if pooled else NullPool, silence_s)
         else:
             opened = _open_file(location, create, upgrade)
     _engines.add(opened.reader)
@@ -130,22 +131,15 @@ def _open_file(location: Location, create: bool, upgrade: bool) -> Opened:
     return Opened(location, engine, writer, version, read_only, found)
 
 
-def _open_server(location: Location, create: bool, upgrade: bool, pool: type[Pool]) -> Opened:
+def _open_server(location: Location, create: bool, upgrade: bool, pool: type[Pool], silence_s: float) -> Opened:
     url, shown = location.server, location.shown
     assert url is not None
-    timeout = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_SECONDS}
-    try:
-        engine = create_engine(
-            url, connect_args=timeout, pool_pre_ping=True, poolclass=pool, json_deserializer=parsed_json
-        )
-    except (ImportError, NoSuchModuleError) as fault:
-        hint = "pip install 'kernel-registry[postgresql]'"
-        raise UnreachableDatabaseError(f"{shown} needs a driver that is not installed ({fault})", hint=hint) from fault
+    engine = server.make_engine(url, shown, pool, silence_s, pool_pre_ping=True, json_deserializer=parsed_json)
     try:
         with engine.connect() as connection:
             found = version = read_version(connection, shown)
         if found < LATEST and (upgrade if found else create):
-            _migrate(engine, shown)
+            _migrate(server.make_engine(url, shown, NullPool, None), shown)
             version = LATEST
         check_readable(version, shown)
     except BaseException:

@@ -13,8 +13,8 @@ from ..models import DecisionRow, ProblemRow, WinnerRow
 from ..records import new_uid
 from ..rows import insert_new
 from .clock import DatabaseSeconds
-from .entries import LEASED, QUEUED, Fence, QueuedProblem
-from .leasing import expired, held_by
+from .entries import QUEUED, Fence, QueuedProblem
+from .leasing import expired, held_by, last_leased_by
 from .tables import FleetDecisionRow, FleetJobRow
 
 _NOW = DatabaseSeconds()
@@ -84,10 +84,12 @@ def withdraw(session: Session, fence: Fence) -> int:
 
 
 def _comes_again(fence: Fence) -> ColumnElement[bool]:
-    """True for a job that will be leased, or is held by this lease."""
-    return or_(
-        FleetJobRow.state == QUEUED, and_(FleetJobRow.state == LEASED, FleetJobRow.token == fence.token), expired()
-    )
+    """True for a job that will be leased, or is given back with this lease.
+
+    A job whose lease has expired after its last attempt is put down.
+    """
+    again = and_(expired(), FleetJobRow.attempts < FleetJobRow.most_attempts)
+    return or_(FleetJobRow.state == QUEUED, last_leased_by(fence), again)
 
 
 def _queue_again(session: Session, job: FleetJobRow, fence: Fence) -> None:

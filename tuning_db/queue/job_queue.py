@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import insert, or_, select, update
+from sqlalchemy import func, insert, or_, select, update
 
 from ..database.engine import Opened, open_database
 from ..database.location import locate
@@ -17,6 +17,9 @@ from .entries import LEASED, QUEUED, Added, Fence, FleetPlan, FleetWorker, Lease
 from .tables import QUEUE, FleetCalibrationRow, FleetJobRow, FleetPlanRow, FleetWorkerRow
 
 _NOW = DatabaseSeconds()
+
+SILENCE_S = 30.0
+"""Seconds without a byte of a server's answer after which it is lost: every question of the queue is a short one."""
 
 
 class JobQueue:
@@ -30,12 +33,20 @@ class JobQueue:
         self._opened = opened
 
     @classmethod
-    def open(cls, url: str | Path | None = None, *, create: bool = True, migrate: bool = True) -> JobQueue:
+    def open(
+        cls,
+        url: str | Path | None = None,
+        *,
+        create: bool = True,
+        migrate: bool = True,
+        silence_s: float = SILENCE_S,
+    ) -> JobQueue:
         """Opens the queue in the database at ``url``, see ``Store.open``.
 
+        A server that is silent for ``silence_s`` seconds is lost (LostDatabaseError), also where a network has stalled.
         Raises OutdatedSchemaError for an older database that has no queue, if it is not to be migrated.
         """
-        opened = open_database(locate(url), create=create, upgrade=migrate, pooled=False)
+        opened = open_database(locate(url), create=create, upgrade=migrate, pooled=False, silence_s=silence_s)
         if opened.version < QUEUE:
             opened.close()
             raise OutdatedSchemaError(
@@ -149,7 +160,7 @@ class JobQueue:
         """
         with self._opened.writing() as session:
             count = fencing.withdraw(session, fence)
-            leasing.hand_back(session, fence, message, "set aside")
+            leasing.set_aside(session, fence, message)
             return count
 
     def decided(self, job: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -169,10 +180,15 @@ class JobQueue:
             for row in rows:
                 session.execute(insert(FleetCalibrationRow).values(row | {"at": _NOW}))
 
-    def calibrations(self, device: str, software: Mapping[str, str]) -> calibrations.DeviceTimes:
-        """The newest calibration of each device of a model under this software: identity -> entry -> time in µs."""
+    def calibrations(
+        self, device: str, software: Mapping[str, str], entries: Collection[str]
+    ) -> calibrations.DeviceTimes:
+        """The newest times in µs of these entries on each device of a model, by the device's identity and the entry.
+
+        Devices that were not timed within the last month, or last under other software, are left out.
+        """
         with self._opened.reading() as session:
-            return calibrations.newest(session, device, software)
+            return calibrations.newest(session, device, software, entries)
 
     # everybody
 
@@ -180,6 +196,14 @@ class JobQueue:
         """Jobs, workers, failures and pace."""
         with self._opened.reading() as session:
             return status.read(session)
+
+    def open_jobs(self, devices: Collection[str] = ()) -> int:
+        """The number of jobs that are not over, for these models of devices (none: for all); read from an index."""
+        query = select(func.count()).where(FleetJobRow.state.in_([QUEUED, LEASED]))
+        if devices:
+            query = query.where(FleetJobRow.device.in_(sorted(devices)))
+        with self._opened.reading() as session:
+            return int(session.execute(query).scalar_one())
 
     def seconds(self) -> float:
         """This instant by the clock of the database, in seconds since 1970."""

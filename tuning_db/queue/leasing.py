@@ -24,12 +24,12 @@ def expired() -> ColumnElement[bool]:
 
 def held_by(fence: Fence) -> ColumnElement[bool]:
     """True for the job of the fence while its lease holds, by the clock of the database."""
-    return and_(
-        FleetJobRow.uid == fence.job,
-        FleetJobRow.token == fence.token,
-        FleetJobRow.state == LEASED,
-        FleetJobRow.lease_until > _NOW,
-    )
+    return and_(last_leased_by(fence), FleetJobRow.lease_until > _NOW)
+
+
+def last_leased_by(fence: Fence) -> ColumnElement[bool]:
+    """True for the job of the fence while nobody has leased it since, also after the lease has expired."""
+    return and_(FleetJobRow.uid == fence.job, FleetJobRow.token == fence.token, FleetJobRow.state == LEASED)
 
 
 def take(
@@ -39,10 +39,11 @@ def take(
 
     Next is the job of the greatest priority, then the oldest, that waits or whose lease has expired. Workers that ask
     at once get different jobs: a row that another one is taking is skipped. A worker that holds a lease gets that one
-    again, since the answer may have been lost.
+    again, for ``seconds`` from now, since the answer may have been lost.
     """
     holds = FleetJobRow.worker_id == worker, FleetJobRow.state == LEASED, FleetJobRow.lease_until > _NOW
-    held = session.execute(select(FleetJobRow.id).where(*holds)).scalar()
+    again = update(FleetJobRow).where(*holds).values(lease_until=_NOW + seconds).returning(FleetJobRow.id)
+    held = session.execute(again, execution_options=_PLAIN).scalar()
     if held is not None:
         return _lease_of(session, held, worker)
     waits = and_(FleetJobRow.state == QUEUED, FleetJobRow.after <= _NOW)
@@ -106,12 +107,21 @@ def fail(session: Session, fence: Fence, message: str) -> bool:
     return _leave(session, fence, QUEUED, "failed", message, after=later, worker_id=None, lease_until=None)
 
 
-def hand_back(session: Session, fence: Fence, message: str, outcome: str = "returned") -> bool:
+def hand_back(session: Session, fence: Fence, message: str) -> bool:
     """Give a job back that the worker cannot go on with, which does not count as an attempt; False if it is lost."""
-    return _leave(
-        session, fence, QUEUED, outcome, message,
-        attempts=FleetJobRow.attempts - 1, worker_id=None, lease_until=None,
-    )  # fmt: skip
+    return _leave(session, fence, QUEUED, "returned", message, **_unused())
+
+
+def set_aside(session: Session, fence: Fence, message: str) -> bool:
+    """Give a job back whose lease is withdrawn, which does not count as an attempt, also after the lease has expired.
+
+    False if another worker has leased it since.
+    """
+    return _leave(session, fence, QUEUED, "set aside", message, still=last_leased_by(fence), **_unused())
+
+
+def _unused() -> dict[str, Any]:
+    return {"attempts": FleetJobRow.attempts - 1, "worker_id": None, "lease_until": None}
 
 
 def put_down(session: Session) -> int:
@@ -131,9 +141,21 @@ _PLAIN = {"synchronize_session": False}
 """The Session must not apply an update to objects that it holds: it holds none that are used afterwards."""
 
 
-def _leave(session: Session, fence: Fence, state: str, outcome: str, message: str, **values: Any) -> bool:
-    """End the lease with an outcome; True also if it has ended so already, by a call whose answer was lost."""
-    query = update(FleetJobRow).where(held_by(fence)).values(state=state, message=message, **values)
+def _leave(
+    session: Session,
+    fence: Fence,
+    state: str,
+    outcome: str,
+    message: str,
+    still: ColumnElement[bool] | None = None,
+    **values: Any,
+) -> bool:
+    """End the lease with an outcome, while it holds, or while ``still`` does.
+
+    True also if it has ended so already, by a call whose answer was lost.
+    """
+    condition = held_by(fence) if still is None else still
+    query = update(FleetJobRow).where(condition).values(state=state, message=message, **values)
     number = session.execute(query.returning(FleetJobRow.id), execution_options=_PLAIN).scalar()
     if number is not None:
         end_lease(session, number, outcome, message)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ...fleet.worker import LeasingWorker
 
 _HIGHEST_PORT = 65535
+_QUESTIONS_A_LEASE = 3
+"""Questions to the database that may go unanswered, one after another, in the time of a lease."""
 
 Models = Annotated[
     list[str] | None,
@@ -143,12 +145,15 @@ def work(
     if not lease > 0:
         raise typer.BadParameter(f"--lease {lease:g}: expected more than 0")
     from tuning_db import JobQueue
+    from tuning_db.queue.job_queue import SILENCE_S
 
     from ...fleet.worker import LeasingWorker, WorkOptions
     from ...tuner.processes import spawning
     from ...tuner.workers import preloading
 
-    with spawning.kept(preloading.ENTRY), JobQueue.open(db) as queue:
+    # a short lease must not be lost while a stalled network is waited for
+    silence_s = min(SILENCE_S, lease / _QUESTIONS_A_LEASE)
+    with spawning.kept(preloading.ENTRY), JobQueue.open(db, silence_s=silence_s) as queue:
         here = device_of(device)
         calibrated = here.type == "cuda" if calibrate is None else calibrate
         options = WorkOptions(lease, stay, calibrate=calibrated)

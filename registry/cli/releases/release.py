@@ -12,7 +12,7 @@ from ..collecting import seldom_collecting
 from ..display import text
 from ..display.table import Column, Group, print_table
 from ..exchange import hardware_named
-from ..options import Database, Json, OneOp, check_stored_op
+from ..options import Database, Json, OneOp, check_stored_op, number
 
 if TYPE_CHECKING:
     from tuning_db.releases import Release
@@ -82,13 +82,14 @@ def export(
     """Write a release to a file, and its signature.
 
     The file's SHA-256 is the release's id. It is in the format of `registry export`, so that `registry compare` reads
-    it, and a process can be pinned to it: KERNEL_REGISTRY_RELEASE=FILE.
+    it, and a process can be pinned to it: KERNEL_REGISTRY_RELEASE=FILE. A signature covers the release's name, also
+    where its id is given.
     """
     from ...releases import signing
-    from ...releases.pinning import release_content
+    from ...releases.pinning import release_content, release_name
 
     content = release_content(name, db)
-    signature = b"" if sign is None else signing.sign(content, name, sign, _password)
+    signature = b"" if sign is None else signing.sign(content, release_name(name, db), sign, _password)
     _write(file, content)
     if sign is not None:
         _write(_signature_of(file), signature)
@@ -136,6 +137,30 @@ def import_(
         text.print_json(_data(made))
         return
     text.say(f"{made}: {text.plural(made.winners, 'winner')}")
+
+
+def prune(
+    days: Annotated[
+        float, typer.Option("--days", metavar="N", parser=number, help="Keep what was read within so many days.")
+    ] = 90.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be removed.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove copies of releases and of site databases from this machine that nobody has read for a while.
+
+    Databases keep their releases: a process that is pinned to one of these copies it again.
+    """
+    if not days >= 0:
+        raise typer.BadParameter(f"--days {days:g}: expected 0 or more")
+    from ...releases import pruning
+
+    found = pruning.prune(days, dry=dry_run)
+    if json:
+        text.print_json([str(path) for path in found])
+        return
+    for path in found:
+        text.say(str(path))
+    text.say(f"{text.plural(len(found), 'file')} {'would be removed' if dry_run else 'removed'}")
 
 
 def _data(release: Release) -> dict[str, Any]:

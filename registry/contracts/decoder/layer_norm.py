@@ -1,8 +1,7 @@
 """layer_norm over the last dimension: torch.nn.functional.layer_norm's semantics for one normalised dimension.
 
 It takes float32, float16, bfloat16 and float64, and a float32 weight and bias beside a half x; either may be missing.
-Several normalised dimensions are one: call it with ``x.flatten(-2)``, ``weight.flatten()`` and ``bias.flatten()``, and
-view the result as x.
+Several normalised dimensions are one: ``registry.call`` takes weights of several dimensions, or ``normalized_shape``.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from ...problem import Arguments, Problem, TensorSpec, Value, dtype_name
 from .. import fills
 from ..checks import AS_FIRST, HALVES, check_eps, float_tensor, row_examples, same_dtype, shape_text
 from ..families import rows_op
+from ..forms import layer_norm_forms
 from ..rounding import fp32_weight, underflow, units
 
 KINDS = ("normal", "offset", "outliers", "spike_last", "constant", "near_zero")
@@ -158,6 +158,7 @@ LAYER_NORM = rows_op(
     tolerance=Tolerance(rtol=units(float32=2.0, half=1.1), atol=underflow(4), scale=_scale),
     kinds=KINDS,
     alike={"weight": "x", "bias": "x"},
+    forms=layer_norm_forms,
     backward=Backward(op="layer_norm_backward", saved=("x", "weight", "bias")),
     weights=frozenset({"weight", "bias"}),
 )

@@ -26,7 +26,7 @@ def dims_beside(arguments: Arguments, name: str) -> tuple[TensorSpec, dict[str, 
     if zeros is not None and zeros.dtype != scales.dtype:
         raise InvalidArgumentError(
             f"{arguments.op}: zeros is {dtype_name(zeros.dtype)}, so any numbers, but only integers are supported",
-            hint=f"expected {dtype_name(scales.dtype)}, the scales' dtype",
+            hint=f"expected {dtype_name(scales.dtype)}, the scales' dtype; gemm_w4a16 takes any numbers",
         )
     if scales.dtype != like.dtype:
         raise InvalidArgumentError(
@@ -53,7 +53,7 @@ def check_format(what: str, bits: int, group_size: int, k: int, layout: str) -> 
     if layout != LAYOUT:
         raise InvalidArgumentError(
             f"{what}: layout {layout!r}, only {LAYOUT!r} is supported",
-            hint="w has act-order (g_idx) or a codebook, and gemm_int4 takes neither; use w.dequantize()",
+            hint="w has act-order (g_idx), which gemm_w4a16 takes, or a codebook, which gemm_nf4 takes",
         )
     if k < PER_WORD or k % PER_WORD:
         raise InvalidArgumentError(

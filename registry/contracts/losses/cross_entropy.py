@@ -19,6 +19,7 @@ import torch
 
 from ...contract import Backward, Floor, Op, RowMajor, Tolerance
 from ...problem import Problem
+from ..forms import cross_entropy_forms
 from ..rounding import FLOAT32_UNIT, fp32_weight, underflow, unit_roundoff, units
 from .targets import (
     KINDS,
@@ -150,5 +151,6 @@ CROSS_ENTROPY = Op(
     kinds=KINDS,
     examples=loss_examples(),
     check=check_loss,
+    forms=cross_entropy_forms,
     backward=Backward(op="cross_entropy_backward", saved=("logits", "target", "weight", "lse")),
 )

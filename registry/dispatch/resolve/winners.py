@@ -113,8 +113,11 @@ class Winners:
         )
 
     def place(self) -> WinnersPlace:
-        """The database that is read, the same as long as this object is used. Raises as ``winners_place`` does."""
-        if self._read_from is None:
+        """The database that is read, the same as long as this object is used and it is there.
+
+        Raises as ``winners_place`` does.
+        """
+        if self._read_from is None or self._read_from.gone:
             self._read_from = winners_place(self.database, anew=self._anew)
         return self._read_from
 

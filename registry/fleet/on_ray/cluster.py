@@ -21,12 +21,15 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tuning_db import JobQueue, TuningDBError
+from tuning_db.queue.entries import NewJob
 
 from ...device import Device
 from .actors import AheadCompiler, ArtifactShelf, NodeWorker, WorkerReport, device_there
 from .orders import NO_PLACE, ClusterEvent, ClusterOrders
 
 _LOOK_S = 1.0
+_ASK_S = 3.0
+"""Seconds between two questions for the jobs that wait."""
 _END_S = 90.0
 _MOST_STARTS = 3
 """Starts of a worker in one place that may end badly before the place is left alone."""
@@ -68,11 +71,14 @@ class ActorCluster:
         self._compiling: dict[Any, Any] = {}
         self._problems: list[tuple[Any, ...]] = []
         self._ordered: set[tuple[str, str]] = set()
+        self._jobs: list[tuple[NewJob, Mapping[str, Any]]] = []
+        self._ask_at = 0.0
 
     def look(self) -> None:
         """Bring actors in line with nodes and jobs, and pass on artifacts."""
         self._find_places()
-        waiting = any(self._orders.concerns(job.device) for job, _ in self._queue.waiting())
+        self._ask_for_jobs()
+        waiting = bool(self._jobs)
         for place in self._places.values():
             if place.actor is not None:
                 self._hear(place)
@@ -83,6 +89,12 @@ class ActorCluster:
             self._order_variants()
             self._feed_compilers()
             self._share()
+
+    def _ask_for_jobs(self) -> None:
+        """Read the jobs that wait, now and then: a long plan is many rows."""
+        if (now := time.monotonic()) >= self._ask_at:
+            self._jobs = [(job, options) for job, options in self._queue.waiting() if self._orders.concerns(job.device)]
+            self._ask_at = now + _ASK_S
 
     @property
     def useless(self) -> bool:
@@ -180,8 +192,7 @@ class ActorCluster:
 
     def _order_variants(self) -> None:
         models = {one.device["name"]: one.device for one in self._places.values() if one.device}
-        waiting = [(job, options) for job, options in self._queue.waiting() if self._orders.concerns(job.device)]
-        for job, options in waiting:
+        for job, options in self._jobs:
             device = next(iter(models.values()), None) if job.device == "cpu" else models.get(job.device)
             for problem in job.problems if device else ():
                 key = (str(device), problem.key)

@@ -24,6 +24,8 @@ from ..planner import CPU
 from .orders import NO_PLACE, ClusterEvent, ClusterOrders
 
 _LOOK_S = 1.0
+_LATE, _MOST_LATE_S = 0.02, 10.0
+"""The share of a run's time, and the seconds, by which its end may be noticed late."""
 _AGAIN_S = 5.0
 _AWAY_S = 900.0
 """How long the cluster may be away before the run ends for it."""
@@ -81,9 +83,13 @@ def drive(orders: ClusterOrders, queue: JobQueue, tell: Callable[[str], None]) -
         began, fault, joined = time.monotonic(), _unreachable(orders.address), False
         if not fault:
             with _Held(orders, lambda event: tell(_line(event))) as cluster:
+                ask_at = began
                 while cluster.process.poll() is None and (cluster.joined or time.monotonic() - began < _JOIN_S):
-                    if not any(one.open for one in patiently(queue.status).jobs if orders.concerns(one.device)):
-                        return
+                    if (now := time.monotonic()) >= ask_at:
+                        if not patiently(lambda: queue.open_jobs(orders.models)):
+                            return
+                        # a fleet that has worked for long is asked seldom: at the end a little of its time is lost
+                        ask_at = now + min(max(_LOOK_S, (now - began) * _LATE), _MOST_LATE_S)
                     time.sleep(_LOOK_S)
             if cluster.process.returncode == NO_PLACE:
                 hint = "each has said why, above"

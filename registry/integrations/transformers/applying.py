@@ -24,7 +24,7 @@ from .quantizing import format_of, pack_linears
 from .report import ApplyReport
 from .swapping import Swapped, swap, swapped, unswap
 
-WeightFormat = Literal["int8", "int4", "int2", "int1", "nf4", "fp8"]
+WeightFormat = Literal["int8", "int4", "int2", "int1", "nf4", "fp8", "w8a8", "w4a8"]
 
 _ATTENTION = "_registry_attention"
 _LOSS = "_registry_loss"
@@ -45,8 +45,9 @@ def apply(
     """Let a transformers model's norms, linear layers, MLPs, rotary positions, attention and loss run by ops, in place.
 
     quantize     pack the weights of its linear layers: "int4" for 4 bits, with one scale for ``group_size`` of a row;
-                 "fp8" for float8 weights and activations, with a scale for each row of both. The weights in full
-                 precision are dropped. ``save_pretrained`` then writes packed ones, which ``from_pretrained`` loads
+                 "fp8" for float8 weights and activations, with a scale for each row of both, "w8a8" so in int8; "w4a8"
+                 for 4 bits beside activations in int8 with a scale for each token. The weights in full precision are
+                 dropped. ``save_pretrained`` then writes packed ones, which ``from_pretrained`` loads
     symmetric    packed weights without zero points
     lm_head      pack the output layer, too
     fused_loss   in training with labels, compute the loss from the output layer's input, a part of the vocabulary at a

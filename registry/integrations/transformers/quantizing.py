@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ...contracts.checks import HALVES
 from ...errors import InvalidArgumentError, UnknownNameError
-from ...nn import PackedExpertsMlp, PackedLinear, ScaledLinear
+from ...nn import PackedA8Linear, PackedExpertsMlp, PackedLinear, ScaledLinear
 from ...problem import dtype_name
 from .quantization import RegistryConfig
 from .quantization.experts import BITS, DOWN, GATE_UP, expert_modules, put_experts, rounded
@@ -26,6 +26,8 @@ _FORMATS: Mapping[str, Mapping[str, Any]] = {
     "int1": {"bits": 1},
     "nf4": {"bits": 4, "codebook": "nf4"},
     "fp8": {"bits": 8, "activations": "float8_e4m3fn"},
+    "w8a8": {"bits": 8, "activations": "int8"},
+    "w4a8": {"bits": 4, "activations": "int8"},
 }
 
 
@@ -34,7 +36,7 @@ def format_of(name: str, group_size: int, symmetric: bool) -> RegistryConfig:
     if name not in _FORMATS:
         raise UnknownNameError("quantize", name, _FORMATS)
     given = dict(_FORMATS[name])
-    if "activations" not in given:
+    if "activations" not in given or given["bits"] == 4:
         given |= {"group_size": group_size, "symmetric": symmetric}
     return RegistryConfig(**given)
 
@@ -55,11 +57,7 @@ def pack_linears(model: Any, config: RegistryConfig, *, lm_head: bool, report: A
         if linear is output and not lm_head:
             report.leave("not packed: the output layer (lm_head=True packs it)", name)
             continue
-        layer = _packed(linear, config)
-        if layer is None:
-            report.leave(f"not packed: no group size divides its {linear.in_features} columns", name)
-            continue
-        model.set_submodule(name, layer)
+        model.set_submodule(name, _packed(linear, config))
         report.add(f"linear packed in {config.bits} bits", name)
         packed = True
     packed = _pack_experts(model, config, report) or packed
@@ -93,12 +91,13 @@ def _check(name: str, linear: torch.nn.Linear, config: RegistryConfig) -> None:
         )
 
 
-def _packed(linear: torch.nn.Linear, config: RegistryConfig) -> torch.nn.Module | None:
-    """The packed layer; None if no group size divides its columns."""
-    if config.activations is not None:
-        return ScaledLinear.from_linear(linear, config.activations)
+def _packed(linear: torch.nn.Linear, config: RegistryConfig) -> torch.nn.Module:
+    activations = config.activations
+    if activations is not None and config.bits == 8:
+        return ScaledLinear.from_linear(linear, activations)
     size = group_size_for(config, linear.in_features)
-    if size is None:
-        return None
     size = linear.in_features if size == -1 else size
-    return PackedLinear.from_linear(linear, config.bits, size, config.symmetric, config.codebook)
+    form = (config.bits, size, config.symmetric, config.codebook)
+    if activations is None:
+        return PackedLinear.from_linear(linear, *form)
+    return PackedA8Linear.from_linear(linear, *form, activations)

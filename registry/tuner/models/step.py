@@ -151,6 +151,9 @@ class _Step:
             yield "kv_cache_append", {"tokens": self._tokens, **cache, "kv_dtype": "auto", "dtype": self._dtype}
         if phase.kind != "decode":
             yield from self._differentiated("attention", {**dims, "causal": True, "mask": "none"})
+            if self._training:
+                # a traced model cannot look whether its sequences are packed, so that it masks keys instead
+                yield from self._differentiated("attention", {**dims, "causal": False, "mask": "bool", "span": False})
             return
         if not page and attention.span:
             # a cache in rows keeps no more keys than its layer's window

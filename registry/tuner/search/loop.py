@@ -27,7 +27,6 @@ _ACTIVE_PROBLEMS = 6
 _IN_FLIGHT = 8
 _ENOUGH_READY = 4
 """While this many candidates wait for a device no other is asked for: later proposals know more trials."""
-_HEAR_EVERY_S = 0.1
 _REMEMBERED = 512
 """The most built candidates that are kept to be offered to other problems."""
 
@@ -146,6 +145,7 @@ class SearchLoop:
 
     def _advance(self) -> None:
         """One turn: ask for candidates, compile them, feed the device, wait for the first answer."""
+        self._store.write_due()
         self._hear()
         self._place_anew()
         for search in self._active:
@@ -171,7 +171,7 @@ class SearchLoop:
         now = time.monotonic()
         if now < self._hear_at:
             return
-        self._hear_at = now + _HEAR_EVERY_S
+        self._hear_at = now + self._store.hear_every_s
         if self._store.has_news():
             for search in self._active:
                 for candidate, trial in self._store.news(search.plan):

@@ -256,8 +256,9 @@ class Sessions:
     # references take another four times as much
     _huge_share = 0.02
 
-    def __init__(self, catalog_op: Callable[[str], Op], device: Device) -> None:
+    def __init__(self, catalog_op: Callable[[str], Op], device: Device, kind: type[Session] = Session) -> None:
         self._op = catalog_op
+        self._kind = kind
         self._device = device
         self._sessions: collections.OrderedDict[tuple[str, int], Session] = collections.OrderedDict()
 
@@ -271,7 +272,7 @@ class Sessions:
                 self.keep_only(problem)
             while len(self._sessions) >= _MOST_SESSIONS or (self._sessions and self._is_full()):
                 self._sessions.popitem(last=False)
-            self._sessions[key] = Session(found, problem, self._device, protocol, seed)
+            self._sessions[key] = self._kind(found, problem, self._device, protocol, seed)
         self._sessions.move_to_end(key)
         return self._sessions[key]
 

@@ -20,7 +20,7 @@ from ..jobs import BlockJob, DeviceJob, Failed, JobAnswer, Outcome, TrialJob, Ve
 from ..limits import Limits
 from ..processes.cores import compiling_cores
 from .compile_pool import CompilePool
-from .device_client import DeviceWorker
+from .device_client import DeviceWorker, WorkerProgram
 from .tuned_device import TunedDevice
 
 _TICK_S = 0.5
@@ -45,7 +45,9 @@ class Crew:
         *,
         cores: Sequence[int] | None = None,
         stop: threading.Event | None = None,
+        program: WorkerProgram | None = None,
     ) -> None:
+        self._program = program
         self._on_cpu = devices[0].type == "cpu"
         self._files = files
         self._limits = limits
@@ -223,7 +225,7 @@ class Crew:
 
     def _new_worker(self, on: TunedDevice) -> DeviceWorker:
         take = functools.partial(self._take, on)
-        return DeviceWorker(self._selector, on.device, self._files, take, self._note, self._limits)
+        return DeviceWorker(self._selector, on.device, self._files, take, self._note, self._limits, self._program)
 
     def _take(self, by: TunedDevice, job: DeviceJob, answer: JobAnswer) -> None:
         if not isinstance(job, TrialJob):

@@ -8,7 +8,7 @@ import math
 import selectors
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -31,6 +31,14 @@ _LONG_WAIT_S = 5.0
 """A wait of this length for the device is reported; a wait for another run's trial is shorter."""
 
 
+@dataclass(frozen=True)
+class WorkerProgram:
+    """What a worker's process runs: ``python -m module`` with the device, and ``arguments`` instead of plugin files."""
+
+    module: str = "registry.tuner.workers.worker_process"
+    arguments: tuple[str, ...] | None = None
+
+
 class DeviceWorker:
     """The one process on the device; when it hangs or dies it is replaced, and its current job is lost."""
 
@@ -42,7 +50,9 @@ class DeviceWorker:
         answered: Callable[[DeviceJob, JobAnswer], None],
         note: Callable[[str], None],
         limits: Limits | None = None,
+        program: WorkerProgram | None = None,
     ) -> None:
+        self._program = program or WorkerProgram()
         self._selector = selector
         self._device = device
         self._files = files
@@ -113,8 +123,9 @@ class DeviceWorker:
         self._await_device()
 
     def _spawn(self) -> None:
-        arguments = [self._device.label, nvml.identity_of(self._device), *self._files]
-        self._child = Child("registry.tuner.workers.worker_process", arguments, memory_bytes=self._limits.memory)
+        told = self._files if self._program.arguments is None else self._program.arguments
+        arguments = [self._device.label, nvml.identity_of(self._device), *told]
+        self._child = Child(self._program.module, arguments, memory_bytes=self._limits.memory)
         self._selector.register(self._child, selectors.EVENT_READ, self._readable)
         self._sent = 0
         self._ready = False

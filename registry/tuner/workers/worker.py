@@ -42,10 +42,16 @@ class Worker:
     ``integrity``: taken before any plugin was imported; by default, now.
     """
 
-    def __init__(self, catalog: Catalog, device: Device, integrity: Integrity | None = None) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        device: Device,
+        integrity: Integrity | None = None,
+        sessions: Sessions | None = None,
+    ) -> None:
         self._catalog = catalog
         self._device = device
-        self._sessions = Sessions(catalog.op, device)
+        self._sessions = sessions or Sessions(catalog.op, device)
         self._clocks = Clocks.of(device)
         self._peaks = Peaks.of(device)
         self._uncapturable: set[tuple[str, str]] = set()
@@ -100,7 +106,7 @@ class Worker:
             self._probes.check(plan, job.entrant.by_key)
         announce("measure")
         self._clocks.warm()
-        timed, probed = TimedPlan(plan, session), False
+        timed, probed = self._timed(plan, session), False
         sampler = self._sampler(plan, timed, session, protocol, job.best_us)
         try:
             found = measure(sampler, protocol, job.best_us, self._clocks, announce.go_on)
@@ -215,7 +221,7 @@ class Worker:
             entry = _Entry(_copy_sampler(session, protocol))
         else:
             plan = self._plan(session, entrant)
-            timed = TimedPlan(plan, session, judged=judged)
+            timed = self._timed(plan, session, judged=judged)
             entry = _Entry(self._sampler(plan, timed, session, protocol), timed)
         entry.sampler.warm_up(protocol.warmup_us)
         return entry
@@ -244,6 +250,9 @@ class Worker:
         plan = bound_by_call(op, candidate, session.problem, session.arguments, self._device, entrant.by_key)
         self._check_trust()
         return plan
+
+    def _timed(self, plan: Plan, session: Session, *, judged: bool = True) -> TimedPlan:
+        return TimedPlan(plan, session, judged=judged)
 
     def _check_trust(self) -> None:
         if breach := self.trust.breach():

@@ -11,7 +11,7 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,11 @@ def main(arguments: Sequence[str]) -> None:
     catalog = Catalog()
     for path in arguments[4:]:
         catalog.load_file(path)
+    serve(parent, arguments[2], arguments[3], lambda device: Worker(catalog, device, INTEGRITY))
+
+
+def serve(parent: Parent, label: str, identity: str, make: Callable[[Device], Worker]) -> None:
+    """Answer jobs by the worker that ``make`` makes on the device, until the run ends."""
     # modules that are loaded by now stay: the garbage collector need not go through them while something is timed
     gc.freeze()
     parent.send({"ready": True})
@@ -56,8 +61,8 @@ def main(arguments: Sequence[str]) -> None:
         if worker is None:
             # not before the first job: another worker may still be measuring on this device
             announce("start")
-            device = _claimed(arguments[2], arguments[3])
-            worker = Worker(catalog, device, INTEGRITY)
+            device = _claimed(label, identity)
+            worker = make(device)
             lock, folder = DeviceLock(device), Path.cwd()
         with lock.held(partial(announce, "wait")):
             _answer(parent, worker, job, announce, device)

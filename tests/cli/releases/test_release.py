@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,23 @@ def test_a_signed_release_is_imported_only_as_it_was_signed(
     assert "nothing was imported" in changed.err
 
 
+def test_a_signature_of_a_release_that_was_told_by_its_id_is_of_its_name(
+    command: Command, path: Path, keys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERNEL_REGISTRY_SIGNING_PASSWORD", "secret")
+    file, signed = path / "signed.jsonl", ("--sign", path / "minisign.key")
+    old = json.loads(command("registry", "release", "list", "--json").out)[0]["id"]
+    assert command("registry", "release", "export", old, file, *signed).code == 0
+    told = command("registry", "release", "import", file, "--db", path / "other.db", "--key", path / "minisign.pub")
+    assert told.out.startswith("old (")
+    with Store.open() as store:
+        store.add_release("older", file.read_bytes())
+    refused = command("registry", "release", "export", old, path / "again.jsonl", *signed)
+    assert refused.code == 2
+    assert "has the names old, older" in refused.err
+    assert command("registry", "release", "export", "older", path / "again.jsonl", *signed).code == 0
+
+
 def test_a_file_without_a_signature_is_imported_when_that_is_asked_for(command: Command, path: Path) -> None:
     file = path / "old.jsonl"
     assert command("registry", "release", "export", "old", file).code == 0
@@ -117,3 +135,18 @@ def test_releases_are_compared(command: Command, path: Path) -> None:
     missing = command("registry", "compare", "release:older", "release:new")
     assert missing.code == 2
     assert "there is no release older" in missing.err
+
+
+def test_copies_that_nobody_has_read_are_removed(command: Command, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from registry.releases.pinning import release_named
+
+    copy = release_named("old", None).path
+    for old in copy.parent.iterdir():
+        os.utime(old, (0, 0))
+    told = command("registry", "release", "prune", "--dry-run")
+    assert (told.code, str(copy) in told.out, "2 files would be removed" in told.out) == (0, True, True)
+    assert json.loads(command("registry", "release", "prune", "--days", 36500, "--json").out) == []
+    assert str(copy) in json.loads(command("registry", "release", "prune", "--json").out)
+    assert not copy.exists()
+    assert "0 files removed" in command("registry", "release", "prune").out
+    assert command("registry", "release", "prune", "--days", "-1").code == 2

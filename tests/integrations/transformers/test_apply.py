@@ -121,7 +121,16 @@ def packed_weight(layer: Any) -> registry.PackedWeight:
     )
 
 
-@pytest.mark.parametrize(("family", "quantize"), [("llama", "int4"), ("llama", "fp8"), ("mixtral", "int4")])
+@pytest.mark.parametrize(
+    ("family", "quantize"),
+    [
+        ("llama", "int4"),
+        ("llama", "fp8"),
+        ("mixtral", "int4"),
+        ("llama", "w4a8"),
+        pytest.param("llama", "w8a8", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_packed_model_is_saved_packed_and_loaded_to_the_bit(family: str, quantize: Any, tmp_path: Path) -> None:
     model = tiny(family, torch.bfloat16, hidden_size=128, intermediate_size=256)
     report = apply(model, quantize=quantize, group_size=32)

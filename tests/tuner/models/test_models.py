@@ -59,6 +59,14 @@ def test_every_model_in_the_box_has_problems_that_its_ops_accept(box: Catalog) -
             assert "fused_add_rms_norm" not in found
 
 
+def test_training_has_both_masks_of_eager_and_of_traced_models(box: Catalog) -> None:
+    found = derived(box, "gemma-2-9b", Workload((1,), (8192,), training=True))
+    for op in ("attention", "attention_backward"):
+        forms = set(counted(found, op, "causal", "mask", "span"))
+        # a mask of bools holds the window, too
+        assert forms == {(True, "none", 4096), (True, "none", False), (False, "bool", False)}
+
+
 def test_a_prompt_and_decode_steps_of_llama_by_hand(box: Catalog) -> None:
     found = derived(box, "llama-3.1-8b")
     prompt, steps = 32, 32 * NEW_TOKENS

@@ -125,7 +125,7 @@ DIMS: Mapping[str, dict[str, Value]] = {
 }  # fmt: skip
 
 
-LIKE_OTHERS = ("gemm_int1", "gemm_int2", "gemm_nf4_backward", "silu_and_mul")
+LIKE_OTHERS = ("gemm_int1", "gemm_int2", "gemm_w4a16", "gemm_nf4_backward", "silu_and_mul")
 """Their levels have another width than gemm_int8's, or the gate is another than gelu_and_mul's, and nothing else."""
 
 

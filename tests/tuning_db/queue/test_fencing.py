@@ -122,6 +122,31 @@ def test_decisions_of_a_lost_lease_are_set_aside_and_decided_again(
     assert fleet.lease(fleet.joins("node4")) is None
 
 
+def test_a_lease_that_is_withdrawn_is_no_attempt_also_the_last_after_it_has_expired(fleet: Fleet) -> None:
+    fleet.plan(problems(1), most_attempts=1)
+    slow = fleet.takes(fleet.joins())
+    _expire(fleet)
+    assert fleet.queue.set_aside(slow.fence, "slow") == 0
+    again = fleet.takes(fleet.joins("node2"))
+    assert (again.fence.job, again.attempt) == (slow.fence.job, 1)
+    assert [failure.outcome for failure in fleet.queue.status().failures] == ["set aside"]
+
+
+def test_what_was_withdrawn_is_decided_again_though_the_job_is_put_down(fleet: Fleet, url: str, make: Any) -> None:
+    fleet.plan(problems(1, 2), most_attempts=2)
+    slow = fleet.takes(fleet.joins())
+    with Store.open(url, fence=slow.fence) as store:
+        assert store.publish(store.start_run(make.environment), make.decision(make.problem(rows=1)))
+    _expire(fleet)
+    fleet.takes(fleet.joins("node2"))
+    _expire(fleet)  # the last attempt
+    assert fleet.queue.set_aside(slow.fence, "slow") == 1
+    again = fleet.takes(fleet.joins("node3"))
+    assert (list(again.problems), again.fence.job != slow.fence.job) == (problems(1), True)
+    assert fleet.lease(fleet.joins("node4")) is None
+    assert fleet.queue.status().failed == 1
+
+
 def _expire(fleet: Fleet) -> None:
     with fleet.queue._opened.writing() as session:
         session.execute(update(FleetJobRow).values(lease_until=0.0))

@@ -102,6 +102,15 @@ def test_what_was_answered_and_not_heard_may_be_asked_again(fleet: Fleet) -> Non
     assert fleet.takes(one).attempt == 1
 
 
+def test_a_lease_that_is_handed_out_again_lasts_as_long_as_a_new_one(fleet: Fleet) -> None:
+    fleet.plan(problems(1))
+    one = fleet.joins()
+    lease = fleet.takes(one, SHORT_S)
+    assert fleet.takes(one, 60) == lease
+    wait_until_expired(fleet.queue)
+    assert fleet.queue.complete(lease.fence)
+
+
 def test_a_job_that_fails_waits_and_is_given_up_after_its_last_attempt(fleet: Fleet) -> None:
     fleet.plan(problems(1), most_attempts=2)
     one = fleet.joins()

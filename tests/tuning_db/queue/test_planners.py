@@ -114,7 +114,7 @@ def test_the_queue_of_a_stored_file_is_read(tmp_path: Path) -> None:
     with JobQueue.open(_restored(FIXTURES / "v5.sql", tmp_path), create=False, migrate=False) as queue:
         (counts,) = queue.status().jobs
         assert (counts.device, counts.done, queue.status().open) == ("H200", 1, 0)
-        assert queue.calibrations("H200", {"torch": "2.11"}) == {"GPU-1": {"copy": 10.0}}
+        assert queue.calibrations("H200", {"torch": "2.11"}, ["copy"]) == {"GPU-1": {"copy": 10.0}}
 
 
 def test_where_there_is_no_database_there_is_no_queue(tmp_path: Path) -> None:

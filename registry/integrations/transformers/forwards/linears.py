@@ -15,6 +15,7 @@ from ....api import call
 from ....dispatch.torch_side.torch_private import transforming
 from ....errors import RegistryError
 from ....nn import PackedLinear
+from ....nn.packed_linear import product_op
 from ....packed import PackedWeight
 from ....tracing import constant_while_tracing
 from ..swapping import Swapped
@@ -129,7 +130,7 @@ class LinearGroup:
         if weight is None or x.dtype is not weight.dtype:
             return None
         if isinstance(weight, PackedWeight):
-            packed: torch.Tensor = call(_op(weight), x, weight)
+            packed: torch.Tensor = call(product_op(weight), x, weight)
             return packed if self._bias is None else packed + self._bias
         if torch.is_autocast_enabled(x.device.type):
             return None
@@ -263,10 +264,6 @@ def _held(layer: AnyLinear) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 def _main(layer: AnyLinear) -> torch.Tensor:
     return layer.qweight if isinstance(layer, PackedLinear) else layer.weight
-
-
-def _op(weight: PackedWeight) -> str:
-    return f"gemm_{weight.codebook or f'int{weight.bits}'}"
 
 
 def _alike(tensors: Sequence[torch.Tensor]) -> bool:

@@ -8,26 +8,23 @@ from typing import Any, get_args
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ....contracts.gemm_int4 import GROUP_SIZES as INT4_SIZES
 from ....errors import InvalidArgumentError
 from ....nn.scaled_linear import DTYPES
 from ....packed import BITS, CODEBOOKS, GROUP_SIZES, ZeroKind
 from ....problem import dtype_name
 from .checkpoints import FOREIGN, METHOD, LayerFormat, checkpoint_format, method_of
 
-_NOT_BY_GEMM_INT4 = frozenset(GROUP_SIZES) - frozenset(INT4_SIZES)
-
 _PAIRS = tuple([first, second] for first in get_args(ZeroKind) for second in get_args(ZeroKind))
 
 
 @register_quantization_config(METHOD)
 class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-ignore]
-    """Linear layers as ``registry.nn.PackedLinear``, rounded by ``registry.quantize``; or as ScaledLinear.
+    """Linear layers as ``registry.nn.PackedLinear``, rounded by ``registry.quantize``; or ScaledLinear, PackedA8Linear.
 
     bits, group_size, symmetric, codebook   as ``registry.quantize`` has them; group_size -1 is one scale a column
     activations   None: they stay in the model's dtype. "float8_e4m3fn" or "int8", with bits=8: ScaledLinear, whose
                   activations and weights have this dtype, with a scale for each token and each output; nothing else of
-                  the above is used
+                  the above is used. With bits=4: PackedA8Linear, a packed weight and a scale for each token
     modules_to_not_convert  names, ends of names or regular expressions of layers to leave as they are; None: the
                             output embeddings and layers of tied weights, as transformers leaves out. With a list those
                             are packed too, if it does not name them
@@ -98,16 +95,12 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
             raise InvalidArgumentError(
                 f"RegistryConfig: bits={self.bits}, but codebook={self.codebook!r} has levels for 4 bits"
             )
-        if self.source is None and self.codebook is None and self.bits == 4 and self.group_size in _NOT_BY_GEMM_INT4:
-            raise InvalidArgumentError(
-                f"RegistryConfig: group_size={self.group_size}, but bits={self.bits}",
-                hint=f"gemm_int4 takes groups of {', '.join(map(str, INT4_SIZES))} or -1",
-            )
         _one_of("activations", self.activations, (None, *map(dtype_name, DTYPES)))
-        if self.activations is not None and (self.bits != 8 or self.codebook is not None):
+        if self.activations is not None and (self.bits not in (4, 8) or self.codebook is not None):
+            kind = f"bits={self.bits}" if self.codebook is None else f"codebook={self.codebook!r}"
             raise InvalidArgumentError(
-                f"RegistryConfig: bits={self.bits} beside activations={self.activations!r}",
-                hint="both operands of the product are of 8 bits: bits=8",
+                f"RegistryConfig: {kind} beside activations={self.activations!r}",
+                hint="beside activations in 8 bits weights are of 8 or 4: bits=8 or bits=4",
             )
         names = self.modules_to_not_convert
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):

@@ -11,7 +11,7 @@ import torch
 from transformers.core_model_loading import ConversionOps, WeightConverter
 
 from ....errors import InvalidArgumentError, RegistryError
-from ....nn import ActOrderLinear, PackedLinear, ScaledLinear
+from ....nn import ActOrderLinear, PackedA8Linear, PackedLinear, ScaledLinear
 from ....nn.scaled_linear import rounded_rows
 from ....packed import SCALE_DTYPES, PackedExperts, PackedWeight, quantize
 from .checkpoints import LayerFormat
@@ -74,13 +74,14 @@ class PackWeights(LayerOperation):
 
     def _pack_linear(self, model: Any, name: str, weight: torch.Tensor) -> None:
         config, layer = self.record.config, name.removesuffix(".weight")
-        if config.activations is not None:
+        if config.activations is not None and config.bits == 8:
             put_packed(model, layer, ScaledLinear(*rounded_rows(weight, config.activations)))
             return
         size = group_size_for(config, weight.shape[1])
-        assert size is not None, "such layers are not among those to pack"
-        packed = PackedLinear(quantize(weight, config.bits, size, config.symmetric, config.codebook))
-        put_packed(model, layer, packed)
+        packed = quantize(weight, config.bits, size, config.symmetric, config.codebook)
+        activations = config.activations
+        made = PackedLinear(packed) if activations is None else PackedA8Linear(packed, None, activations)
+        put_packed(model, layer, made)
 
     def _pack_experts(self, model: Any, name: str, weights: torch.Tensor) -> None:
         self.hold(model, name, rounded(weights, self.record.config))
@@ -111,12 +112,11 @@ class ReadPacked(LayerOperation):
                 return ScaledLinear(*scaled)
             shape = (module.out_features, module.in_features)
             weight = made_weight(self.record.format, layer, tensors, shape).to(dtype=module.weight.dtype)
+            if (activations := self.record.format.activations(layer)) is not None:
+                return PackedA8Linear(weight, None, activations, tensors.get("activation_scale"))
             if "order" in tensors:
                 return ActOrderLinear(weight, tensors["order"])
-            packed = layer_of(weight)
-            if packed.bits > weight.bits:
-                self.record.widened.append(layer)
-            return packed
+            return layer_of(weight)
 
         self.put(layer, lambda: put_packed(model, layer, made()), missing_keys, "weight")
         return {}

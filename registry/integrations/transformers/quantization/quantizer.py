@@ -28,7 +28,6 @@ from .experts import (
     put_empty_experts,
     unpack_experts,
 )
-from .fitting import group_size_for
 from .missing import check_complete
 from .operations import PackWeights, is_ours, read_packed
 from .record import LoadingRecord
@@ -117,9 +116,7 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
             for name, form in config.experts.items():
                 put_empty_experts(model, name, form["group_size"], form["zeros"])
             return
-        unfit = [name for name, layer in layers.items() if group_size_for(config, layer.in_features) is None]
-        _tell_of("are not packed, since no group size divides their in_features", unfit)
-        packed = [f"{name}.weight" for name in layers if name not in unfit]
+        packed = [f"{name}.weight" for name in layers]
         if config.bits == BITS and config.codebook is None:
             packed += parameters
         else:
@@ -129,7 +126,6 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         _raise_faults(self.record.faults)
         check_complete(model, self.record)
-        _tell_of("are held in 8 bits, since gemm_int4 does not take their groups or zero points", self.record.widened)
         for note in self.record.format.notes:
             warnings.warn(f"RegistryConfig: {note}", stacklevel=2)
         if self.pre_quantized:
@@ -151,11 +147,11 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         plain = {name: layer for name, layer in layers.items() if isinstance(layer, PackedLinear)}
         forms = {name: form_of(layer) for name, layer in plain.items()}
         config.symmetric = all(layer.zeros is None for layer in plain.values())
-        config.activations = None
-        if not plain and layers:
-            config.activations = dtype_name(next(iter(layers.values())).levels.dtype)
         most = PackedForm.most_common(forms.values() or [PackedForm(8 if layers else BITS, config.group_size)])
         config.bits, config.group_size, config.codebook = most.bits, most.group_size, most.codebook
+        config.activations = most.activations
+        if not plain and layers:
+            config.activations = dtype_name(next(iter(layers.values())).levels.dtype)
         config.modules = {name: form.settings() for name, form in forms.items() if form != most}
         config.source = None
         # the loader's sets and the files are not needed any longer; sizes are still asked for

@@ -19,7 +19,6 @@ class LoadingRecord:
     to_pack  names of the parameters that are expected to be packed
     files    the checkpoint's tensors, if their names are known
     missing  the loader's own set of names that no tensor was found for: complete when all files are read
-    widened  names of layers whose 4-bit weights are held in 8 bits
     dtype    the model's
     expert_parameters  names of the weights of experts that PackedExpertsMlp computes
     experts  packed weights of experts by their names, until both of a module are there
@@ -31,7 +30,6 @@ class LoadingRecord:
     to_pack: frozenset[str] = frozenset()
     files: TensorFiles | None = None
     missing: set[str] = field(default_factory=set)
-    widened: list[str] = field(default_factory=list)
     dtype: torch.dtype = torch.float32
     expert_parameters: frozenset[str] = frozenset()
     experts: dict[str, PackedExperts] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ....errors import InvalidArgumentError
-from ....nn import PackedLinear, ScaledLinear
+from ....nn import PackedA8Linear, PackedLinear, ScaledLinear
 from ....packed import GROUP_SIZES
 from .checkpoints import PackedForm
 
@@ -31,7 +31,8 @@ def packed_layers(model: torch.nn.Module) -> Iterator[tuple[str, PackedLayer]]:
 def form_of(layer: PackedLinear) -> PackedForm:
     """What the state of a packed layer does not tell; a group of all of K is -1."""
     size = layer.group_size if layer.group_size in GROUP_SIZES else -1
-    return PackedForm(layer.bits, size, layer.codebook)
+    activations = layer.activations if isinstance(layer, PackedA8Linear) else None
+    return PackedForm(layer.bits, size, layer.codebook, activations)
 
 
 def put_packed(model: torch.nn.Module, name: str, packed: PackedLayer) -> None:

@@ -14,6 +14,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 
 from registry.integrations.transformers import RegistryConfig, load
 from registry.nn import ActOrderLinear, PackedLinear, ScaledLinear
+from registry.nn.packed_linear import product_op
 
 from .checkpoints_written import IDS, Written, awq, compressed_tensors, dense_model, gptq
 
@@ -148,12 +149,15 @@ def test_act_order_is_compiled_in_one_graph(tmp_path: Path) -> None:
         torch.testing.assert_close(compiled(IDS).logits.double(), eager, rtol=0.02, atol=0.02)
 
 
-def test_groups_that_gemm_int4_does_not_take_are_held_in_8_bits(tmp_path: Path) -> None:
+def test_groups_that_gemm_int4_does_not_take_are_held_in_4_bits_by_another_op(tmp_path: Path) -> None:
     folder, dense = gptq(tmp_path, size=16)
-    with pytest.warns(UserWarning, match=r"q_proj and 6 others are held in 8 bits|6 others are held in 8 bits"):
-        model = load(folder)
+    model = load(folder)
     check_weights(model, dense)
-    assert {layer.bits for layer in model.modules() if isinstance(layer, PackedLinear)} == {8}
+    packed = [layer for layer in model.modules() if isinstance(layer, PackedLinear)]
+    assert {(layer.bits, product_op(layer.weight)) for layer in packed} == {(4, "gemm_w4a16")}
+    model.save_pretrained(tmp_path / "saved")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert torch.equal(logits(again), logits(model))
 
 
 def test_layers_that_differ_from_the_others_are_loaded_and_saved(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import registry
 from registry.integrations.transformers import RegistryConfig
-from registry.nn import PackedLinear, ScaledLinear
+from registry.nn import PackedA8Linear, PackedLinear, ScaledLinear
+from registry.nn.packed_linear import product_op
 
 from .checkpoints_written import IDS, layers, llama
 
@@ -52,6 +53,7 @@ FORMS = [
     {"group_size": 32},
     {"group_size": 64, "symmetric": True},
     {"group_size": -1},
+    {"group_size": 16},
     {"bits": 8, "group_size": 16},
     pytest.param({"bits": 2, "group_size": 32}, marks=pytest.mark.thorough),
     pytest.param({"bits": 1, "group_size": 32}, marks=pytest.mark.thorough),
@@ -106,6 +108,28 @@ def test_weights_and_activations_of_8_bits(plain: Path, tmp_path: Path, dtype: s
     assert rms(found.double() - expected.double()) < 0.2 * rms(expected)
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_packed_weights_beside_activations_of_8_bits(plain: Path, tmp_path: Path, static: bool) -> None:
+    model = packed(plain, bits=4, group_size=32, activations="int8")
+    original = llama()
+    names = layers(original)
+    for name in names:
+        found = model.get_submodule(name)
+        assert type(found) is PackedA8Linear
+        expected = registry.quantize(original.get_submodule(name).weight, group_size=32)
+        assert all(torch.equal(a, b) for a, b in zip(found.weight.tensors, expected.tensors, strict=True))
+        found.activation_scale = torch.tensor([0.05]) if static else None
+    model.save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert (said["bits"], said["activations"]) == (4, "int8")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(type(again.get_submodule(name)) is PackedA8Linear for name in names)
+    with torch.no_grad():
+        assert torch.equal(again(IDS).logits, model(IDS).logits)
+        assert rms(model(IDS).logits.double() - original(IDS).logits.double()) < 0.5 * rms(original(IDS).logits)
+    assert again.state_dict().keys() == model.state_dict().keys()
+
+
 def test_a_config_is_the_callers_own_and_serves_several_models(plain: Path) -> None:
     config = RegistryConfig(group_size=64, modules_to_not_convert=["o_proj", "lm_head"])
     before = config.to_dict()
@@ -122,7 +146,7 @@ def test_output_embeddings_are_packed_where_the_list_does_not_name_them(plain: P
     assert isinstance(model.lm_head, PackedLinear)
 
 
-def test_groups_that_do_not_fill_k_are_made_smaller_and_what_has_no_group_size_is_left(tmp_path: Path) -> None:
+def test_groups_that_do_not_fill_k_are_made_smaller_and_stay_where_none_fills_it(tmp_path: Path) -> None:
     # down_proj's K is 96 = 3 * 32, and in the second model 100, of which no group size is a divisor
     llama(intermediate_size=96).save_pretrained(tmp_path)
     model = packed(tmp_path, group_size=64)
@@ -132,9 +156,18 @@ def test_groups_that_do_not_fill_k_are_made_smaller_and_what_has_no_group_size_i
     with torch.no_grad():
         assert torch.equal(again(IDS).logits, model(IDS).logits)
     llama(intermediate_size=100).save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match=r"layers\.0\.mlp\.down_proj are not packed, since no group size divides"):
-        model = packed(tmp_path, group_size=64)
-    assert type(model.model.layers[0].mlp.down_proj) is torch.nn.Linear
+    model = packed(tmp_path, group_size=64)
+    down = model.model.layers[0].mlp.down_proj
+    assert (down.group_size, product_op(down.weight)) == (64, "gemm_w4a16")
+    dense = llama(intermediate_size=100)
+    for name, layer in model.named_modules():
+        if isinstance(layer, PackedLinear):
+            dense.get_submodule(name).weight.data = layer.weight.dequantize()
+    check_logits(model, dense)
+    model.save_pretrained(tmp_path / "uneven")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "uneven")
+    with torch.no_grad():
+        assert torch.equal(again(IDS).logits, model(IDS).logits)
 
 
 def test_tied_embeddings_stay_tied(tmp_path: Path) -> None:

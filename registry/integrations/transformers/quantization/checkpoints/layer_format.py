@@ -40,6 +40,10 @@ class LayerFormat(ABC):
         """ScaledLinear's levels and scales, if ``layer`` has activations in 8 bits; None if ``weight`` makes it."""
         return None
 
+    def activations(self, layer: str) -> str | None:
+        """The dtype that PackedA8Linear rounds the activations of ``layer`` to; None: they are not rounded."""
+        return None
+
     def is_packed(self, names: Set[str]) -> bool:
         """True for a layer that has tensors of these names: any of a packed weight's own, or several of the others.
 

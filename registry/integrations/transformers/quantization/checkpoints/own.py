@@ -21,6 +21,7 @@ class PackedForm:
     bits: int
     group_size: int
     codebook: str | None = None
+    activations: str | None = None
 
     @staticmethod
     def most_common(forms: Iterable[PackedForm]) -> PackedForm:
@@ -29,12 +30,15 @@ class PackedForm:
 
     def settings(self) -> dict[str, Any]:
         """The form as JSON holds it."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("activations", None)}
 
 
 @dataclass(frozen=True)
 class OwnFormat(LayerFormat):
-    """The buffers of PackedLinear, ActOrderLinear's ``order``, or ScaledLinear's; ``forms``: of layers that differ."""
+    """The buffers of PackedLinear, ScaledLinear, ActOrderLinear (``order``) or PackedA8Linear (``activation_scale``).
+
+    forms  of layers that differ
+    """
 
     method = "registry"
     form: PackedForm
@@ -61,7 +65,7 @@ class OwnFormat(LayerFormat):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return ("qweight", "scales", "zeros", "g_idx", "order", "levels")
+        return ("qweight", "scales", "zeros", "g_idx", "order", "levels", "activation_scale")
 
     @property
     def skipped(self) -> tuple[str, ...]:
@@ -77,6 +81,9 @@ class OwnFormat(LayerFormat):
 
     def required(self, layer: str) -> tuple[str, ...]:
         return ("scales",)
+
+    def activations(self, layer: str) -> str | None:
+        return self.forms.get(layer, self.form).activations
 
     def scaled(self, layer: str, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
         return (tensors["levels"], tensors["scales"]) if "levels" in tensors else None
@@ -100,4 +107,4 @@ class OwnFormat(LayerFormat):
 
 def _form(settings: Mapping[str, Any]) -> PackedForm:
     bits, size = (setting("registry", settings, int, name) for name in ("bits", "group_size"))
-    return PackedForm(bits, size, settings.get("codebook"))
+    return PackedForm(bits, size, settings.get("codebook"), settings.get("activations"))

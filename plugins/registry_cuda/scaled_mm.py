@@ -1,0 +1,26 @@
+"""scaled_mm of float8 operands on Hopper's warpgroup tensor cores."""
+
+from __future__ import annotations
+
+from registry import Device, Problem
+
+from .wgmma_gemm import WgmmaGemm
+
+
+class WgmmaScaledMm(WgmmaGemm):
+    """Scales of tensors and rows multiply the sums, those of blocks the products of each 128 k's."""
+
+    op = "scaled_mm"
+    names = ("a", "b")
+
+    def scales(self, problem: Problem) -> str:
+        """As the op names them."""
+        return str(problem.scales)
+
+    def output(self, problem: Problem) -> str:
+        """``out_dtype``."""
+        return str(problem.out_dtype)
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        """Ahead of torch's operator for prefill."""
+        return 1.25 if problem.m >= 128 else 0.25

@@ -1,0 +1,92 @@
+"""Tensor maps of Hopper's copy engine as numbers of a launch: what a kernel needs to fetch and store whole tiles."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from registry import RegistryError
+
+WIDTH = 128
+"""Bytes of a tile's row: those that the swizzle of 128 bytes permutes."""
+
+_NO_NUMBERS = (0,) * 15
+_SOME_ADDRESS = 1 << 32
+_SIGN = 1 << 63
+_KEPT = 4096
+
+
+class MatrixTiles(NamedTuple):
+    """A row-major matrix of ``rows`` by ``cols`` elements of ``dtype``, in tiles ``height`` rows high, 128 bytes wide.
+
+    ``dtype`` is torch's name; a row of the matrix is a multiple of 16 bytes long.
+    """
+
+    dtype: str
+    rows: int
+    cols: int
+    height: int
+
+
+_TYPES = {
+    "bfloat16": ("CU_TENSOR_MAP_DATA_TYPE_BFLOAT16", 2),
+    "float16": ("CU_TENSOR_MAP_DATA_TYPE_FLOAT16", 2),
+    "float32": ("CU_TENSOR_MAP_DATA_TYPE_FLOAT32", 4),
+    "float8_e4m3fn": ("CU_TENSOR_MAP_DATA_TYPE_UINT8", 1),
+}
+
+
+def tensor_map(tensor: str, tiles: MatrixTiles) -> tuple[str | int, ...]:
+    """The 16 arguments of a launch that are the tensor map of ``tensor``: its address, and 15 numbers.
+
+    A kernel takes them as parameters one behind the other (``TENSOR_MAP`` of tensor_map.cuh), so that they make up a
+    CUtensorMap in its parameters, and each call brings the address of its own tensor.
+
+    Zeros instead of the numbers in a process that has not used a GPU: what is compiled does not depend on them. Raises
+    RegistryError if the driver refuses the tiles, or makes maps that do not begin with the address.
+    """
+    return (tensor, *(_numbers(tiles) if torch.cuda.is_initialized() else _NO_NUMBERS))
+
+
+@lru_cache(maxsize=_KEPT)
+def _numbers(tiles: MatrixTiles) -> tuple[int, ...]:
+    first, other = (_words(tiles, address) for address in (_SOME_ADDRESS, 2 * _SOME_ADDRESS))
+    if first[1:] != other[1:] or (first[0], other[0]) != (_SOME_ADDRESS, 2 * _SOME_ADDRESS):
+        raise RegistryError("this driver's tensor maps do not begin with the address of their tensor")
+    # numbers of a launch are signed
+    return tuple([word - 2 * (word & _SIGN) for word in first[1:]])
+
+
+def _words(tiles: MatrixTiles, address: int) -> tuple[int, ...]:
+    """The 16 words of the CUtensorMap of a matrix at ``address``."""
+    from cuda.bindings import driver
+    from cuda.core import Device
+
+    status, words = _encoded(driver, tiles, address)
+    if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
+        # a thread that has not used CUDA yet has no context
+        Device(torch.cuda.current_device()).set_current()
+        status, words = _encoded(driver, tiles, address)
+    if int(status):
+        raise RegistryError(f"cuTensorMapEncodeTiled refused {tiles}: {status.name}")
+    return words
+
+
+def _encoded(driver: Any, tiles: MatrixTiles, address: int) -> tuple[Any, tuple[int, ...]]:
+    name, itemsize = _TYPES[tiles.dtype]
+    status, found = driver.cuTensorMapEncodeTiled(
+        getattr(driver.CUtensorMapDataType, name),
+        2,
+        address,
+        [driver.cuuint64_t(tiles.cols), driver.cuuint64_t(tiles.rows)],
+        [driver.cuuint64_t(tiles.cols * itemsize)],
+        [driver.cuuint32_t(WIDTH // itemsize), driver.cuuint32_t(tiles.height)],
+        [driver.cuuint32_t(1), driver.cuuint32_t(1)],
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    return status, () if int(status) else tuple([int(word) for word in found.opaque])

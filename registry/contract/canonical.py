@@ -1,0 +1,51 @@
+"""Other forms of a call: what callers of torch and of other libraries pass, as a call in the schema's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from .op import Op
+
+
+@dataclass(frozen=True)
+class CanonicalCall:
+    """A call in the schema's terms that stands for a call in another form.
+
+    ``values`` are its arguments by name. ``finish`` makes the caller's outputs of its outputs; None: they are the same.
+    """
+
+    values: Mapping[str, Any]
+    finish: Callable[[Any], Any] | None = None
+
+    def answered(self, call: Callable[..., Any]) -> Any:
+        """The caller's outputs, with ``call`` to run the op."""
+        outputs = call(**self.values)
+        return outputs if self.finish is None else self.finish(outputs)
+
+
+OtherForms = Callable[[dict[str, Any]], CanonicalCall | None]
+"""``forms(given)``: the canonical call for the arguments ``given`` by name, which it may change; None for a call
+that is canonical, or wrong in any form. Its code must be differentiable, and such that torch.compile can trace it."""
+
+
+def canonical_call(op: Op, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> CanonicalCall | None:
+    """The canonical call for a call in another form that ``op.forms`` knows; None for every other call.
+
+    Raises InvalidArgumentError for arguments that such a form does not allow.
+    """
+    names = op.parsed.names
+    if op.forms is None or len(args) > len(names):
+        return None
+    given = dict(zip(names, args, strict=False))
+    for name, value in attributes.items():
+        if name in given:
+            return None
+        given[name] = value
+    # a nested tensor has no shape
+    nested = any(isinstance(value, torch.Tensor) and value.is_nested for value in given.values())
+    return None if nested else op.forms(given)

@@ -1,0 +1,84 @@
+"""``alpha``, numbers and broadcasting of vector_add, as torch.add has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...contract import CanonicalCall
+from ...tracing import refuse
+from ..checks import HALVES, shape_text
+
+
+def add_forms(given: dict[str, Any]) -> CanonicalCall | None:
+    """``x + alpha * y`` where x or y may be a number, or a tensor that broadcasts with the other.
+
+    The result has the dtype of ``torch.add``: a number, or a tensor without dimensions beside one that has some, does
+    not widen it.
+    """
+    x, y = given.get("x"), given.get("y")
+    numbers = _is_number(x) + _is_number(y)
+    if numbers == 2 or not all(isinstance(one, torch.Tensor) or _is_number(one) for one in (x, y)):
+        return _without_alpha(given)
+    plain = "alpha" not in given and not numbers
+    if plain and x.shape == y.shape:  # type: ignore[union-attr]
+        return None
+    alpha = given.pop("alpha", 1)
+    if not _is_number(alpha):
+        refuse(f"vector_add: alpha={alpha!r:.80}", hint="expected a number that y is multiplied by, e.g. 2.0")
+    result = _result_dtype(x, y)
+    given["x"], given["y"] = _as_tensor(x, y), _scaled(_as_tensor(y, x), alpha)
+    _broadcast(given)
+    return CanonicalCall(given, _rounded_to(result))
+
+
+def _result_dtype(x: Any, y: Any) -> torch.dtype:
+    """``torch.result_type`` of floating tensors and numbers, which torch.compile cannot trace."""
+    dtypes = [one.dtype for one in (x, y) if isinstance(one, torch.Tensor) and one.dim()]
+    dtypes = dtypes or [one.dtype for one in (x, y) if isinstance(one, torch.Tensor)]
+    return dtypes[0] if len(dtypes) == 1 else torch.promote_types(*dtypes)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _without_alpha(given: dict[str, Any]) -> CanonicalCall | None:
+    """The call without an alpha, which the schema does not know: its other arguments are wrong."""
+    if "alpha" not in given:
+        return None
+    del given["alpha"]
+    return CanonicalCall(given)
+
+
+def _as_tensor(value: Any, other: Any) -> torch.Tensor:
+    """A number as a tensor without dimensions, exact in its dtype: float32 beside a half that would round it."""
+    if isinstance(value, torch.Tensor):
+        return value
+    tensor: torch.Tensor = other
+    return tensor.new_full((), value, dtype=torch.float32 if tensor.dtype in HALVES else tensor.dtype)
+
+
+def _scaled(y: torch.Tensor, alpha: float) -> torch.Tensor:
+    """``alpha * y``, of halves in float32, so that the sum is rounded once."""
+    if alpha == 1 or not y.dtype.is_floating_point:
+        return y
+    return (y.float() if y.dtype in HALVES else y) * alpha
+
+
+def _broadcast(given: dict[str, Any]) -> None:
+    x, y = given["x"], given["y"]
+    try:
+        shape = torch.broadcast_shapes(x.shape, y.shape)
+    except RuntimeError:
+        refuse(
+            f"vector_add: x is {shape_text(x.shape)} but y is {shape_text(y.shape)}",
+            hint="sizes must be equal, or 1, from the last dimension on",
+        )
+    given["x"], given["y"] = x.expand(shape), y.expand(shape)
+
+
+def _rounded_to(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda total: total.to(dtype)
