@@ -376,7 +376,7 @@ def mla_decode_implementations() -> Iterable[Implementation]:
 @implements("top_k_top_p_sampling")
 def top_k_top_p_sampling_implementations() -> Iterable[Implementation]:
     """A sort and running sums, and Inductor's."""
-    from .sampling import CompiledTopKTopPSampling, TopKTopPSampling
+    from .sampling.top_k_top_p import CompiledTopKTopPSampling, TopKTopPSampling
 
     return [TopKTopPSampling(), CompiledTopKTopPSampling()]
 

@@ -94,6 +94,9 @@ def _keep(source, candidates, count, low, high, FROM_ROW: tl.constexpr, BLOCK: t
             key = tl.load(source + place, mask=inside, other=0)
         own = inside & (key >= low) & (key <= high)
         rank = tl.cumsum(own.to(tl.int32), 0)
+        if not FROM_ROW:
+            # warps may hold the same keys, and none may find there what another one keeps
+            tl.debug_barrier()
         tl.store(candidates + kept + rank - 1, key, mask=own)
         kept += tl.sum(own.to(tl.int32), 0)
         least = tl.minimum(least, tl.where(own, key, GREATEST_KEY))

@@ -14,7 +14,7 @@ from registry.implementation import Run, Tensors
 from registry.problem import Problem
 from registry.space import Config
 
-from .native import Native
+from ..native import Native
 
 SamplingValues = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """The op's values in the schema's order."""
