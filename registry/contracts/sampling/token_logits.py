@@ -62,7 +62,7 @@ def with_row_filters(
     """
     if isinstance(logits, torch.Tensor) and logits.dim() == 2:
         rows, cols = logits.shape
-        if isinstance(top_k, int):
+        if isinstance(top_k, int | float):
             top_k = _top_k_of(top_k, cols)
         if isinstance(top_p, int | float):
             top_p = _top_p_of(top_p)
@@ -73,10 +73,10 @@ def with_row_filters(
     return (logits, uniform, top_k, top_p), {}
 
 
-def _top_k_of(top_k: int, cols: int) -> int | None:
-    if isinstance(top_k, bool) or top_k < 1:
+def _top_k_of(top_k: float, cols: int) -> float | None:
+    if type(top_k) is not int or top_k < 1:
         raise InvalidArgumentError(
-            f"{OP_NAME}: top_k={top_k}", hint="expected at least 1, or None: all tokens are kept"
+            f"{OP_NAME}: top_k={top_k}", hint="expected an integer of at least 1, or None: all tokens are kept"
         )
     return top_k if top_k < cols else None
 

@@ -165,7 +165,7 @@ MUTANTS: Mapping[str, Callable[..., Any]] = {
     "the number of another row": _of(lambda named: {"uniform": named["uniform"].roll(1)}),
     "the filters of another row": _of(lambda named: {name: named[name].roll(1) for name in ("top_k", "top_p")}),
     "from the last token on": _of(lambda named: {"uniform": 1.0 - named["uniform"]}),
-    "the neighbour": lambda *values: (OP.reference(*values) + 1).clamp_max(199),  # type: ignore[operator]
+    "the neighbour": lambda *values: (OP.reference(*values) + 1).clamp_max(199),  # type: ignore[operator, union-attr]
     "without the last token": lambda logits, *rest: OP.reference(logits[:, :-1], *rest),
     "logits at half their size": _of(lambda named: {"logits": named["logits"] * 0.5}),
     "outside": lambda logits, *_: torch.full((logits.shape[0],), logits.shape[1], dtype=torch.int32),
@@ -219,6 +219,7 @@ K, P = torch.tensor([3, 2], dtype=torch.int32), torch.tensor([0.5, 0.9])
         ((X, U, 0), "top_k=0"),
         ((X, U, -1), "top_k=-1"),
         ((X, U, True), "top_k=True"),
+        ((X, U, 2.5), "top_k=2.5"),
         ((X, U, None, 0.0), "top_p=0.0"),
         ((X, U, None, 1.5), "top_p=1.5"),
         ((X, U, None, math.nan), "top_p=nan"),
