@@ -255,9 +255,9 @@ def mla_decode_implementations() -> Sequence[registry.Implementation]:
 
 @registry.implements("top_k_top_p_sampling")
 def top_k_top_p_sampling_implementations() -> Sequence[registry.Implementation]:
-    from .sampling.top_k_top_p import LoopedTopKTopPSampling
+    from .sampling.top_k_top_p import LoopedTopKTopPSampling, SplitTopKTopPSampling
 
-    return [LoopedTopKTopPSampling()]
+    return [LoopedTopKTopPSampling(), SplitTopKTopPSampling()]
 
 
 @registry.implements("embedding")

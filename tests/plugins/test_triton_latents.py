@@ -12,7 +12,7 @@ from registry.artifact import Artifact
 from registry.device import Device
 from registry.space import Config
 from registry_triton.attention.mla_decode import SplitMlaDecode, WholeMlaDecode, _LatentTile
-from registry_triton.sampling.top_k_top_p import LoopedTopKTopPSampling
+from registry_triton.sampling.top_k_top_p import LoopedTopKTopPSampling, SplitTopKTopPSampling
 
 from ..tiers import THOROUGH, one_of_each
 from .test_triton import A100, H200, MI300, MLA, problem_of, signature
@@ -91,3 +91,13 @@ def test_a_sampler_is_compiled_for_the_filters_that_are_there(filters: tuple[boo
     artifact = form.compile(variant, H200.target)
     assert artifact.resources["spill_bytes"] == 0
     assert bool(form.scratch(problem, config, H200)) == any(filters)
+
+
+@pytest.mark.parametrize(("rows", "best"), [(1, "triton.split_rows"), (64, "triton.looped"), (4096, "triton.looped")])
+def test_few_rows_are_split_where_top_k_keeps_a_part_of_them(rows: int, best: str) -> None:
+    forms, dims = (LoopedTopKTopPSampling(), SplitTopKTopPSampling()), {"rows": rows, "cols": 128256, "top_p": True}
+    problem = problem_of("top_k_top_p_sampling", {**dims, "top_k": True})
+    able = [form for form in forms if not list(form.unsupported(problem, H200))]
+    assert max(able, key=lambda form: form.preference(problem, H200)).name == best
+    (reason,) = forms[1].unsupported(problem_of("top_k_top_p_sampling", {**dims, "rows": 1, "top_k": False}), H200)
+    assert reason == "without top_k every part of a row is kept whole"

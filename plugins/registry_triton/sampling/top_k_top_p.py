@@ -1,8 +1,8 @@
-"""top_k_top_p_sampling: a row a program, in steps, without a sort."""
+"""top_k_top_p_sampling without a sort, in two forms: a row a program, and few rows split over programs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -17,13 +17,12 @@ from .kernels import top_k_top_p as kernels
 
 MOST_COLS = 2**26
 """Columns are counted in 32 bits, and their weights added up in fp32."""
+LEAST_SPLIT = 4096
+"""Columns of a row that is worth a second launch."""
 
 
-class LoopedTopKTopPSampling(TritonImplementation):
-    """A program finds the least kept logit of its row in rounds over ever fewer candidates, then draws from the row."""
-
+class _Sampling(TritonImplementation):
     op = "top_k_top_p_sampling"
-    name = "triton.looped"
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         yield from type_reasons(problem, device)
@@ -31,6 +30,12 @@ class LoopedTopKTopPSampling(TritonImplementation):
             yield "logits or uniform is not contiguous"
         if problem.cols > MOST_COLS:
             yield f"rows of {problem.cols} (limit {MOST_COLS})"
+
+
+class LoopedTopKTopPSampling(_Sampling):
+    """A program finds the least kept logit of its row in rounds over ever fewer candidates, then draws from the row."""
+
+    name = "triton.looped"
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Columns a step, buckets of a round, warps, and steps that are loaded ahead."""
@@ -68,6 +73,67 @@ class LoopedTopKTopPSampling(TritonImplementation):
             },
             options=options(config),
         )
+
+
+class SplitTopKTopPSampling(_Sampling):
+    """The largest logits of each part of a row by a program of its own, and a second launch that samples from these."""
+
+    name = "triton.split_rows"
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        yield from super().unsupported(problem, device)
+        if not problem.top_k:
+            yield "without top_k every part of a row is kept whole"
+        if problem.cols < LEAST_SPLIT:
+            yield f"a row of {problem.cols} is too short to split (from {LEAST_SPLIT})"
+        if problem.rows >= 2 * device.multiprocessors:
+            yield f"{problem.rows} rows keep every SM busy"
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        """Parts of a row, buckets of a round, and warps of both launches."""
+        return Space(SPLITS=[8, 16, 32, 64], BUCKETS=[8, 16], num_warps=[4, 8, 16])
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        """As many parts as keep every SM busy, of 64 at most, and 8 warps."""
+        wanted = max(8, device.multiprocessors // max(problem.rows, 1))
+        return {"SPLITS": max(count for count in (8, 16, 32, 64) if count <= wanted), "BUCKETS": 16, "num_warps": 8}
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        """Where a row a program leaves most SMs without work."""
+        return 2.0 if 4 * problem.rows <= device.multiprocessors else 0.5
+
+    def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
+        shape = (problem.rows, problem.cols)
+        return {
+            **{name: TensorSpec.contiguous(shape, torch.int32) for name in ("candidates", "columns", "rounds")},
+            "counts": TensorSpec.contiguous((problem.rows, config["SPLITS"]), torch.int32),
+        }
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
+        each = {"BLOCK": min(8 * threads(config["num_warps"], device), 2048), **config}
+        steps = {"BLOCK": each["BLOCK"], "PART": _part(each, device), "STAGES": 1}
+        constants = {"SPLITS": config["SPLITS"], "BUCKETS": config["BUCKETS"], **steps}
+        k_step, p_step = _step(problem, "top_k"), _step(problem, "top_p")
+        lists = ("candidates", "columns")
+        return [
+            Launch(
+                kernels.partial_sampling,
+                grid=(problem.rows * config["SPLITS"],),
+                args=(*lists, "counts", "logits", "top_k", k_step, problem.cols),
+                constants=constants,
+                options=options(config),
+            ),
+            Launch(
+                kernels.combine_sampling,
+                grid=(problem.rows,),
+                args=(
+                    *("samples", *lists, "rounds", "counts", "uniform", "top_k", "top_p"),
+                    *(k_step, p_step, problem.cols),
+                ),
+                constants={**constants, "SPAN": each["BLOCK"]},
+                options=options(config),
+            ),
+        ]
 
 
 def _step(problem: Problem, name: str) -> int:
