@@ -4,9 +4,9 @@
 
 What to expect of an H200, written before anything was measured. The logits of 64 rows of 128256 in float32 are 33 MB, a
 copy of 12 µs; a row a program reads its row from L2 about six times, at the 60 GB/s to 100 GB/s of one SM: 60 to 90 µs
-for one row and for 132 alike. One row split over 64 programs, of which each keeps the 100 largest logits at most, should
-take 25 to 35. torch sorts: about 150 µs for one row and 2 ms for 64, so that the registry's forms should be 5 and 20
-times as fast. FlashInfer's, which rejects and draws again, should be near them for batches, and ahead without top_k.
+for one row and for 132 alike. One row split over 64 programs, of which each keeps the 100 largest logits at most,
+should take 25 to 35. torch sorts: about 150 µs for one row and 2 ms for 64, so that the registry's forms should be 5
+and 20 times as fast. FlashInfer's, which rejects and draws again, should be near for batches, ahead without top_k.
 """
 
 from __future__ import annotations

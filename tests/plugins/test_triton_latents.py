@@ -11,7 +11,8 @@ import pytest
 from registry.artifact import Artifact
 from registry.device import Device
 from registry.space import Config
-from registry_triton.attention.mla_decode import SplitMlaDecode, WholeMlaDecode, _LatentTile
+from registry_triton.attention.latent_tiles import LatentTile
+from registry_triton.attention.mla_decode import SplitMlaDecode, WholeMlaDecode
 from registry_triton.sampling.top_k_top_p import LoopedTopKTopPSampling, SplitTopKTopPSampling
 
 from ..tiers import THOROUGH, one_of_each
@@ -38,7 +39,7 @@ def compiled(form: WholeMlaDecode | SplitMlaDecode, dims: Mapping[str, Any], dty
 ))  # fmt: skip
 def test_the_largest_configuration_fits_and_was_counted(dims: Mapping[str, Any], dtype: str) -> None:
     form, problem = WholeMlaDecode(), problem_of("mla_decode", {**MLA, **dims}, dtype)
-    tile = _LatentTile.of(problem)
+    tile = LatentTile.of(problem)
     largest = max(form.space(problem, H200).configs, key=lambda config: tile.shared_bytes(config, H200))
     counted = tile.shared_bytes(largest, H200)
     assert compiled(form, dims, dtype, largest).resources["shared_bytes"] <= counted <= H200.shared_bytes

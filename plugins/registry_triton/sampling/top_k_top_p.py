@@ -13,6 +13,7 @@ from registry.backends.triton import TritonImplementation
 
 from ..decoder.heads import type_reasons
 from ..support import KEPT, options
+from .kernels import split_rows
 from .kernels import top_k_top_p as kernels
 
 MOST_COLS = 2**26
@@ -117,14 +118,14 @@ class SplitTopKTopPSampling(_Sampling):
         lists = ("candidates", "columns")
         return [
             Launch(
-                kernels.partial_sampling,
+                split_rows.partial_sampling,
                 grid=(problem.rows * config["SPLITS"],),
                 args=(*lists, "counts", "logits", "top_k", k_step, problem.cols),
                 constants=constants,
                 options=options(config),
             ),
             Launch(
-                kernels.combine_sampling,
+                split_rows.combine_sampling,
                 grid=(problem.rows,),
                 args=(
                     *("samples", *lists, "rounds", "counts", "uniform", "top_k", "top_p"),

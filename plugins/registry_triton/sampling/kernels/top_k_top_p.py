@@ -34,7 +34,7 @@ def _weight_of(key, most):
 
 
 @triton.jit
-def _load_keys(row, start, cols, BLOCK: tl.constexpr):
+def load_keys(row, start, cols, BLOCK: tl.constexpr):
     """Keys of columns from ``start`` on, of a row of logits or of keys, and which of them are there."""
     place = start + tl.arange(0, BLOCK)
     inside = place < cols
@@ -45,12 +45,12 @@ def _load_keys(row, start, cols, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _ends(row, candidates, cols, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+def ends_of(row, candidates, cols, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """The least and the greatest key of a row. ``candidates``, if there are any, become all keys."""
     least = tl.full([BLOCK], GREATEST_KEY, tl.int32)
     greatest = tl.full([BLOCK], LEAST_KEY, tl.int32)
     for start in tl.range(0, cols, BLOCK, num_stages=STAGES):
-        key, inside = _load_keys(row, start, cols, BLOCK)
+        key, inside = load_keys(row, start, cols, BLOCK)
         least = tl.minimum(least, tl.where(inside, key, GREATEST_KEY))
         greatest = tl.maximum(greatest, tl.where(inside, key, LEAST_KEY))
         if candidates is not None:
@@ -90,7 +90,7 @@ def _keep(source, candidates, count, low, high, FROM_ROW: tl.constexpr, BLOCK: t
     greatest = tl.full([BLOCK], LEAST_KEY, tl.int32)
     for start in tl.range(0, count, BLOCK, num_stages=STAGES):
         if FROM_ROW:
-            key, inside = _load_keys(source, start, count, BLOCK)
+            key, inside = load_keys(source, start, count, BLOCK)
         else:
             place = start + tl.arange(0, BLOCK)
             inside = place < count
@@ -110,7 +110,7 @@ def _keep(source, candidates, count, low, high, FROM_ROW: tl.constexpr, BLOCK: t
 
 
 @triton.jit
-def _threshold(
+def threshold_of(
     candidates, count, low, high, target, most, BY_MASS: tl.constexpr, BUCKETS: tl.constexpr, PART: tl.constexpr,
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -141,7 +141,7 @@ def _mass(row, cols, least, most, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """The sum of the weights of keys from ``least`` on, block by block."""
     mass = tl.zeros([], tl.float32)
     for start in tl.range(0, cols, BLOCK, num_stages=STAGES):
-        key, inside = _load_keys(row, start, cols, BLOCK)
+        key, inside = load_keys(row, start, cols, BLOCK)
         mass += tl.sum(tl.where(inside & (key >= least), _weight_of(key, most), 0.0), 0)
     return mass
 
@@ -155,7 +155,7 @@ def _draw(row, cols, least, most, uniform, BLOCK: tl.constexpr, STAGES: tl.const
     passed = tl.zeros([], tl.float32)
     start = tl.zeros([], tl.int32)
     while (start < cols) & (found < 0):
-        key, inside = _load_keys(row, start, cols, BLOCK)
+        key, inside = load_keys(row, start, cols, BLOCK)
         weight = tl.where(inside & (key >= least), _weight_of(key, most), 0.0)
         place = start + tl.arange(0, BLOCK)
         last = tl.maximum(last, tl.max(tl.where(weight > 0.0, place, 0), 0))
@@ -170,30 +170,30 @@ def _draw(row, cols, least, most, uniform, BLOCK: tl.constexpr, STAGES: tl.const
 
 
 @triton.jit
-def _sample(
+def sample_row(
     row, candidates, cols, uniform, top_k, top_p, BUCKETS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """The column drawn from a row of logits or of keys; ``top_k`` and ``top_p`` point to the row's, or are None."""
-    least, greatest = _ends(row, candidates, cols, BLOCK, STAGES)
+    least, greatest = ends_of(row, candidates, cols, BLOCK, STAGES)
     tl.debug_barrier()
     most = _value_of(greatest)
     if top_k is not None:
         k = tl.maximum(tl.load(top_k), 1)
         if k < cols:
-            least = _threshold(candidates, cols, least, greatest, k, most, False, BUCKETS, PART, BLOCK, STAGES)
+            least = threshold_of(candidates, cols, least, greatest, k, most, False, BUCKETS, PART, BLOCK, STAGES)
     if top_p is not None:
         share = tl.load(top_p)
         if share < 1.0:
             count, low, high = _keep(row, candidates, cols, least, greatest, True, BLOCK, STAGES)
             target = tl.maximum(share, 0.0) * _mass(row, cols, least, most, BLOCK, STAGES)
-            least = _threshold(candidates, count, low, high, target, most, True, BUCKETS, PART, BLOCK, STAGES)
+            least = threshold_of(candidates, count, low, high, target, most, True, BUCKETS, PART, BLOCK, STAGES)
     column = _draw(row, cols, least, most, uniform, BLOCK, STAGES)
     return tl.minimum(tl.maximum(column, 0), cols - 1)
 
 
 @triton.jit
-def _filter_of(filters, program, step):
+def filter_of(filters, program, step):
     """The place of a row's filter, or None."""
     if filters is not None:
         filters += program * step
@@ -213,74 +213,7 @@ def looped_sampling(
     program = tl.program_id(0).to(tl.int64)
     if candidates is not None:
         candidates += program * cols
-    k, p = _filter_of(top_k, program, k_step), _filter_of(top_p, program, p_step)
+    k, p = filter_of(top_k, program, k_step), filter_of(top_p, program, p_step)
     number = tl.load(uniform + program)
-    column = _sample(logits + program * cols, candidates, cols, number, k, p, BUCKETS, PART, BLOCK, STAGES)
+    column = sample_row(logits + program * cols, candidates, cols, number, k, p, BUCKETS, PART, BLOCK, STAGES)
     tl.store(samples + program, column)
-
-
-@triton.jit(do_not_specialize=["k_step", "p_step"])
-def partial_sampling(
-    candidates, columns, counts, logits, top_k, k_step, cols, SPLITS: tl.constexpr, BUCKETS: tl.constexpr,
-    PART: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """First of two launches: of one of SPLITS parts of a row the top_k largest keys, and their columns, in order.
-
-    They are written at the part's begin in ``candidates`` and ``columns`` [rows, cols], their number in ``counts``
-    [rows, SPLITS]. What top_k keeps of the row it keeps of a part of it.
-    """
-    program = tl.program_id(0)
-    row, split = (program // SPLITS).to(tl.int64), program % SPLITS
-    # whole steps, so that a part begins where a load may be wide
-    span = tl.cdiv(cols, SPLITS * BLOCK) * BLOCK
-    begin = tl.minimum(split * span, cols)
-    count = tl.minimum(span, cols - begin)
-    source = logits + row * cols + begin
-    own, own_columns = candidates + row * cols + begin, columns + row * cols + begin
-    least, greatest = _ends(source, own, count, BLOCK, STAGES)
-    tl.debug_barrier()
-    k = tl.maximum(tl.load(top_k + row * k_step), 1)
-    if k < count:
-        least = _threshold(own, count, least, greatest, k, 0.0, False, BUCKETS, PART, BLOCK, STAGES)
-    kept = tl.zeros([], tl.int32)
-    for start in tl.range(0, count, BLOCK, num_stages=STAGES):
-        key, inside = _load_keys(source, start, count, BLOCK)
-        stays = inside & (key >= least)
-        place = kept + tl.cumsum(stays.to(tl.int32), 0) - 1
-        tl.store(own + place, key, mask=stays)
-        tl.store(own_columns + place, begin + start + tl.arange(0, BLOCK), mask=stays)
-        kept += tl.sum(stays.to(tl.int32), 0)
-    tl.store(counts + program, kept)
-
-
-@triton.jit(do_not_specialize=["k_step", "p_step"])
-def combine_sampling(
-    samples, candidates, columns, rounds, counts, uniform, top_k, top_p, k_step, p_step, cols, SPLITS: tl.constexpr,
-    BUCKETS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, SPAN: tl.constexpr,
-):  # fmt: skip
-    """Second launch: a row a program, which joins the parts' candidates in place and samples from them.
-
-    SPAN is the BLOCK of the first launch. ``rounds`` [rows, cols] int32 holds the candidates of rounds.
-    """
-    program = tl.program_id(0).to(tl.int64)
-    keys, own_columns = candidates + program * cols, columns + program * cols
-    span = tl.cdiv(cols, SPLITS * SPAN) * SPAN
-    total = tl.zeros([], tl.int32)
-    for split in range(SPLITS):
-        begin = tl.minimum(split * span, cols)
-        count = tl.load(counts + program * SPLITS + split)
-        for start in tl.range(0, count, BLOCK):
-            place = start + tl.arange(0, BLOCK)
-            inside = place < count
-            key = tl.load(keys + begin + place, mask=inside, other=0)
-            column = tl.load(own_columns + begin + place, mask=inside, other=0)
-            # joined in place: none is written where one has still to be read
-            tl.debug_barrier()
-            tl.store(keys + total + place, key, mask=inside)
-            tl.store(own_columns + total + place, column, mask=inside)
-        total += count
-    tl.debug_barrier()
-    k, p = _filter_of(top_k, program, k_step), _filter_of(top_p, program, p_step)
-    number = tl.load(uniform + program)
-    found = _sample(keys, rounds + program * cols, total, number, k, p, BUCKETS, PART, BLOCK, STAGES)
-    tl.store(samples + program, tl.load(own_columns + found))
