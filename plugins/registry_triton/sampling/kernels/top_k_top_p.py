@@ -126,7 +126,8 @@ def threshold_of(
         while ((high.to(tl.int64) - first) >> shift) >= BUCKETS:
             shift += 1
         sums = _bucket_sums(candidates, count, first, shift, most, BY_MASS, BUCKETS, PART, STAGES)
-        reached = above + tl.cumsum(sums, 0, reverse=True) >= target
+        # sums that err may reach the target first where nothing is added; the first bucket is never empty
+        reached = (above + tl.cumsum(sums, 0, reverse=True) >= target) & (sums > 0)
         chosen = tl.max(tl.where(reached, bucket, 0), 0)
         above += tl.sum(tl.where(bucket > chosen, sums, 0), 0)
         begin = first + (chosen.to(tl.int64) << shift)
