@@ -21,6 +21,9 @@ MOST_COLS = 2**26
 LEAST_SPLIT = 4096
 """Columns of a row that is worth a second launch."""
 
+_SPLITS = (8, 16, 32, 64)
+_SPLIT_SPACE = Space(SPLITS=_SPLITS, BUCKETS=[8, 16], num_warps=[4, 8, 16])
+
 
 class _Sampling(TritonImplementation):
     op = "top_k_top_p_sampling"
@@ -92,12 +95,12 @@ class SplitTopKTopPSampling(_Sampling):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Parts of a row, buckets of a round, and warps of both launches."""
-        return Space(SPLITS=[8, 16, 32, 64], BUCKETS=[8, 16], num_warps=[4, 8, 16])
+        return _SPLIT_SPACE
 
     def default(self, problem: Problem, device: Device) -> Config:
         """As many parts as keep every SM busy, of 64 at most, and 8 warps."""
-        wanted = max(8, device.multiprocessors // max(problem.rows, 1))
-        return {"SPLITS": max(count for count in (8, 16, 32, 64) if count <= wanted), "BUCKETS": 16, "num_warps": 8}
+        wanted = max(_SPLITS[0], device.multiprocessors // max(problem.rows, 1))
+        return {"SPLITS": max(count for count in _SPLITS if count <= wanted), "BUCKETS": 16, "num_warps": 8}
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Where a row a program leaves most SMs without work."""

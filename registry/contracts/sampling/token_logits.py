@@ -130,6 +130,8 @@ def sampling_inputs(problem: Problem, kind: str, generator: torch.Generator) -> 
         top_k = torch.where(place % 3 > 0, torch.where(place % 3 > 1, 1, 2**31 - 1), top_k).to(torch.int32)
         top_p = torch.where(place % 4 > 1, torch.where(place % 4 > 2, 1e-6, 1.0), top_p)
         uniform = torch.where(place % 5 > 1, torch.where(place % 5 > 2, 0.0, _LARGEST_BELOW_1), uniform)
+    elif kind == "special":
+        uniform.mul_(0.5)
     return logits, uniform, top_k if problem.top_k else None, top_p if problem.top_p else None
 
 
