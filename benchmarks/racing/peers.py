@@ -17,7 +17,7 @@ import torch
 from registry import PackedWeight, Problem
 from registry.packed import LAYOUT
 
-from . import attention, liger, packed, quack
+from . import attention, liger, mla_decode, packed, quack, sampling
 from .device_timing import Call, Maker
 
 
@@ -130,6 +130,8 @@ _PEERS: Mapping[str, Mapping[str, Maker]] = {
         "SDPA cuDNN": attention.sdpa_decode("CUDNN_ATTENTION"),
         "FlashInfer": attention.flashinfer_decode,
     },
+    "mla_decode": {"FlashInfer": mla_decode.flashinfer},
+    "top_k_top_p_sampling": {"FlashInfer": sampling.flashinfer, "exponential race": sampling.exponential_race},
     "attention": {
         "SDPA flash": attention.sdpa("FLASH_ATTENTION"),
         "SDPA cuDNN": attention.sdpa("CUDNN_ATTENTION"),

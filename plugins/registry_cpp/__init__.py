@@ -151,6 +151,14 @@ def mla_decode_implementations() -> Iterable[Implementation]:
     return [CppMlaDecode()]
 
 
+@implements("top_k_top_p_sampling")
+def top_k_top_p_sampling_implementations() -> Iterable[Implementation]:
+    """One implementation."""
+    from .sampling.top_k_top_p import CppTopKTopPSampling
+
+    return [CppTopKTopPSampling()]
+
+
 @implements("linear")
 def linear_implementations() -> Iterable[Implementation]:
     """AMX tiles, and dot products of pairs, of bfloat16."""

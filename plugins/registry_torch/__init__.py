@@ -381,6 +381,14 @@ def mla_decode_implementations() -> Iterable[Implementation]:
     return [MlaDecode(), CompiledMlaDecode()]
 
 
+@implements("top_k_top_p_sampling")
+def top_k_top_p_sampling_implementations() -> Iterable[Implementation]:
+    """A sort and running sums, and Inductor's."""
+    from .sampling.top_k_top_p import CompiledTopKTopPSampling, TopKTopPSampling
+
+    return [TopKTopPSampling(), CompiledTopKTopPSampling()]
+
+
 @implements("embedding")
 def embedding_implementations() -> Iterable[Implementation]:
     """``torch.index_select``, and Inductor's."""

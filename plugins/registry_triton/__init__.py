@@ -261,6 +261,13 @@ def mla_decode_implementations() -> Sequence[registry.Implementation]:
     return [WholeMlaDecode(), SplitMlaDecode()]
 
 
+@registry.implements("top_k_top_p_sampling")
+def top_k_top_p_sampling_implementations() -> Sequence[registry.Implementation]:
+    from .sampling.top_k_top_p import LoopedTopKTopPSampling, SplitTopKTopPSampling
+
+    return [LoopedTopKTopPSampling(), SplitTopKTopPSampling()]
+
+
 @registry.implements("embedding")
 def embedding_implementations() -> Sequence[registry.Implementation]:
     from .decoder.embedding import BlockEmbedding

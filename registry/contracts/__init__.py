@@ -55,6 +55,7 @@ from .packed_gemm import (
     GEMM_W4A16_BACKWARD,
 )
 from .quantize_per_token import QUANTIZE_PER_TOKEN
+from .sampling import TOP_K_TOP_P_SAMPLING
 from .scaled_mm import SCALED_MM
 from .softmax import SOFTMAX
 from .softmax_backward import SOFTMAX_BACKWARD
@@ -90,6 +91,7 @@ BOX: tuple[Op, ...] = (
     EMBEDDING,
     TOPK_SOFTMAX,
     FUSED_MOE,
+    TOP_K_TOP_P_SAMPLING,
     CROSS_ENTROPY,
     FUSED_LINEAR_CROSS_ENTROPY,
     FUSED_LINEAR_CROSS_ENTROPY_GRADIENTS,
@@ -176,5 +178,6 @@ __all__ = [
     "SQUARE_BACKWARD",
     "TOPK_SOFTMAX",
     "TOPK_SOFTMAX_BACKWARD",
+    "TOP_K_TOP_P_SAMPLING",
     "VECTOR_ADD",
 ]

@@ -1,4 +1,4 @@
-"""Checks for authors of ops and implementations. Both functions return a Report or raise CheckError.
+"""Checks for authors of ops and implementations. Each returns a Report, or nothing, or raises CheckError.
 
 from registry.testing import check_implementation
 
@@ -6,8 +6,9 @@ def test_row_softmax() -> None:
     check_implementation(RowSoftmax(), SOFTMAX)
 """
 
+from .frequencies import check_frequencies
 from .implementation_check import check_implementation
 from .op_check import check_op
 from .reports import Report
 
-__all__ = ["Report", "check_implementation", "check_op"]
+__all__ = ["Report", "check_frequencies", "check_implementation", "check_op"]

@@ -121,6 +121,13 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
             (1, 4, 4, 1, 100_000, 20, False, False, "auto", False, "full"),
         )
     ],
+    "top_k_top_p_sampling": [
+        {"rows": rows, "cols": cols, "top_k": top_k, "top_p": top_p}
+        for rows, cols, top_k, top_p in (
+            (64, 128256, True, True), (1, 151936, True, False), (300, 50257, False, True), (999, 100, True, True),
+            (16, 32000, False, False),
+        )
+    ],
     "mla_decode": [
         {"batch": batch, "heads": heads, "kv_len": kv_len, "kv_lora_rank": rank, "rope_dim": rope, "page": page,
          "lengths": lengths}

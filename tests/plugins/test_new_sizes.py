@@ -49,6 +49,8 @@ STATIC: Mapping[str, Value] = {
     "batch": 16,
     "q_len": 1,
     "kv_len": 8192,
+    "kv_lora_rank": 512,
+    "rope_dim": 64,
     "page": False,
     "kv_lora_rank": 512,
     "rope_dim": 64,
@@ -66,6 +68,7 @@ TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {
     ("attention", "torch.sdpa_efficient"): {"kv_heads": 32},
     ("attention_backward", "torch.sdpa_efficient"): {"kv_heads": 32},
     ("attention", "flashinfer.single"): {"batch": 1},
+    ("top_k_top_p_sampling", "triton.split_rows"): {"top_k": True},
 }
 """What those take that do not take ``STATIC``."""
 CATALOG = Catalog()

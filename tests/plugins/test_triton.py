@@ -91,6 +91,8 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     },
     "attention_decode triton.whole": DECODE,
     "attention_decode triton.split_kv": {**DECODE, "batch": 1, "page": 16},
+    "top_k_top_p_sampling triton.looped": {"rows": 64, "cols": 128256, "top_k": True, "top_p": True},
+    "top_k_top_p_sampling triton.split_rows": {"rows": 1, "cols": 128256, "top_k": True, "top_p": True},
     "mla_decode triton.whole": {**MLA, "page": False},
     "mla_decode triton.split_kv": {**MLA, "batch": 1},
     "rotary_embedding triton.block": {
@@ -157,6 +159,7 @@ SPILLED = {
     "attention_backward triton.flash": 32,
     "mla_decode triton.whole": 160,
     "mla_decode triton.split_kv": 160,
+    "top_k_top_p_sampling triton.looped": 32,
 }
 """Bytes a thread that may spill: sums fill the registers of Hopper's default.
 
@@ -228,6 +231,11 @@ DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
         {**DECODE, "page": 16, "head_dim": 512, "kv_heads": 1},
         {**DECODE, "q_len": 16, "kv_dtype": "float8_e4m3fn"},
         {**DECODE, "head_dim": 24, "heads": 8, "span": 1024},
+    ],
+    "top_k_top_p_sampling": [
+        {"rows": rows, "cols": cols, "top_k": True, "top_p": cols > 7}
+        for rows in (1, 256)
+        for cols in (1, 7, 1000, 32000, 151936)
     ],
     "mla_decode": [
         *({**MLA, "batch": batch, "kv_len": kv_len} for batch in (1, 16, 256) for kv_len in (64, 1024, 131072)),

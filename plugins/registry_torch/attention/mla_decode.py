@@ -22,25 +22,27 @@ LatentValues = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, float, torch
 
 
 def latent_products(call: LatentValues, narrow: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exp. ``narrow``: halves are multiplied as they are, which torch does on GPUs alone."""
+    """Output and log-sum-exp. ``narrow``: halves are multiplied as they are, into float32, which GPUs alone do."""
     q, cache, kv_lens, rank, scale, table = call
     wide = torch.promote_types(q.dtype, torch.float32)
     keys = contiguous_keys(cache, kv_lens, table)
     seen = torch.arange(keys.shape[1], device=q.device) < kv_lens[:, None]
     # zero times the NaN of a slot that nobody has written would be NaN
     keys = keys.masked_fill(~seen[..., None], 0.0)
-    if narrow:
-        logits = torch.bmm(q, keys.transpose(1, 2), out_dtype=wide) * scale
-    else:
-        keys = keys.to(wide)
-        logits = (q.to(wide) * scale) @ keys.transpose(1, 2)
-    logits = logits.masked_fill(~seen[:, None], -math.inf)
-    lse = logits.logsumexp(-1)
-    weights = (logits - lse[..., None]).exp().masked_fill(~seen[:, None], 0.0)
-    if narrow:
-        # their sum is that of fp32 weights: what rounding loses of each is no more than of the output
-        return torch.bmm(weights.to(q.dtype), keys[..., :rank]), lse
-    return (weights @ keys[..., :rank]).to(q.dtype), lse
+    queries, keys = (q, keys) if narrow else (q.to(wide), keys.to(wide))
+    logits = (_product(queries, keys.transpose(1, 2), wide) * scale).masked_fill(~seen[:, None], -math.inf)
+    most = logits.amax(-1, keepdim=True)
+    most = most.masked_fill(most == -math.inf, 0.0)
+    weights = (logits - most).exp()
+    total = weights.sum(-1, keepdim=True)
+    # in halves while the largest is 1: shares of many tokens would be below the normal numbers of float16
+    out = _product(weights.to(keys.dtype), keys[..., :rank], wide) / total.masked_fill(total == 0.0, 1.0)
+    return out.to(q.dtype), (most + total.log())[..., 0]
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
+    """``a @ b`` in ``wide``, of tensors of that dtype or, on a GPU, of halves."""
+    return a @ b if a.dtype == wide else torch.bmm(a, b, out_dtype=wide)
 
 
 class MlaDecode(Native):

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from registry import Config, Device, Launch, Problem, Space, TensorSpec
-from registry.backends.estimate import elements_per_thread, fits_shared, next_power_of_2
+from registry.backends.estimate import next_power_of_2
 from registry.backends.head_strides import outer_strides
 from registry.backends.triton import TritonImplementation
 
 from ..decoder.heads import type_reasons
-from ..support import KEPT, options
+from ..support import options
 from .decode import LEAST_KEYS, MOST_PARTS, _launches_dependents
 from .kernels import decode as decode_kernels
 from .kernels import mla_decode as kernels
+from .latent_tiles import LatentTile, nearest_split, padded, split_space, usual_walk, walk_space
 
 MOST_RANK, MOST_ROPE = 512, 128
 """The longest latent: 64 rows of its sums in fp32 are half of an SM's registers."""
 
-_ROWS, _WARPS = (16, 32, 64), (4, 8)
 _COMBINE_WARPS = 4
 _COMBINED_ELEMENTS = 8192
 """Elements of parts that a step of the second launch takes: 64 a thread, all on the way at once."""
-_FARTHEST = 2**24
-"""Elements from a latent to the next: those of a step, and of a page of it, are counted in 32 bits."""
+_LONGEST_STEP = 64
+"""The most latents of a step, whose places, as those of a page, are counted in 32 bits."""
 _OPERANDS = ("q", "kv_cache", "kv_lens", "block_table", "scale")
 
 
@@ -46,8 +45,9 @@ class _MlaDecode(TritonImplementation):
             yield "kv_lens is not contiguous"
         if problem.page and _table_row(problem) is None:
             yield "the pages of a sequence are not neighbours in block_table"
-        if (strides := _strides(problem, "kv_cache")) and strides[-1] >= _FARTHEST:
-            yield f"latents are {strides[-1]} elements apart (limit {_FARTHEST - 1})"
+        strides, together = _strides(problem, "kv_cache"), max(_LONGEST_STEP, problem.page)
+        if strides and strides[-1] * together >= 2**31:
+            yield f"latents are {strides[-1]} elements apart (limit {2**31 // together - 1})"
         rank, rope = problem.kv_lora_rank, problem.rope_dim
         if rank > MOST_RANK or rope > MOST_ROPE:
             yield f"latents of {rank} and {rope} elements (limits {MOST_RANK} and {MOST_ROPE})"
@@ -59,9 +59,9 @@ class _MlaDecode(TritonImplementation):
         return {
             "HEADS": problem.heads,
             "RANK": problem.kv_lora_rank,
-            "SPAN": _span(problem.kv_lora_rank),
+            "SPAN": padded(problem.kv_lora_rank),
             "ROPE": problem.rope_dim,
-            "ROPE_SPAN": _span(problem.rope_dim),
+            "ROPE_SPAN": padded(problem.rope_dim),
             "PAGE": int(problem.page),
             "ROWS": config["ROWS"],
             "BLOCK": config["BLOCK"],
@@ -75,11 +75,11 @@ class WholeMlaDecode(_MlaDecode):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Heads of a tile, tokens a step, warps, and steps that are loaded ahead."""
-        return _walk_space(_LatentTile.of(problem), device)
+        return walk_space(LatentTile.of(problem), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """Tiles of as many heads as there are, up to 64, and steps of 32 tokens."""
-        return _usual(_LatentTile.of(problem), device)
+        return usual_walk(LatentTile.of(problem), device)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Where sequences keep every SM busy."""
@@ -112,15 +112,15 @@ class SplitMlaDecode(_MlaDecode):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Least tokens a part, heads of a tile, tokens a step, warps, and steps that are loaded ahead."""
-        return _split_space(_most_keys(problem), _LatentTile.of(problem), device)
+        return split_space(_most_keys(problem), LatentTile.of(problem), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """About a program an SM, if sequences fill their room: one of 64 heads takes most of the shared memory."""
-        tile = _LatentTile.of(problem)
-        programs = problem.batch * -(-problem.heads // _usual(tile, device)["ROWS"])
+        tile = LatentTile.of(problem)
+        programs = problem.batch * -(-problem.heads // usual_walk(tile, device)["ROWS"])
         parts = max(1.0, device.multiprocessors / max(programs, 1))
         keys = 1 << max(0, round(math.log2(max(problem.kv_len, 1) / parts)))
-        return _nearest_split(_most_keys(problem), keys, tile, device)
+        return nearest_split(_most_keys(problem), keys, tile, device)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Before a sequence a program where these leave SMs without work."""
@@ -129,12 +129,12 @@ class SplitMlaDecode(_MlaDecode):
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
         parts = (problem.batch * problem.heads, _splits(problem, config))
         return {
-            "parts": TensorSpec.contiguous((*parts, _span(problem.kv_lora_rank)), torch.float32),
+            "parts": TensorSpec.contiguous((*parts, padded(problem.kv_lora_rank)), torch.float32),
             **{name: TensorSpec.contiguous(parts, torch.float32) for name in ("tops", "totals")},
         }
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
-        partial, span = ("parts", "tops", "totals"), _span(problem.kv_lora_rank)
+        partial, span = ("parts", "tops", "totals"), padded(problem.kv_lora_rank)
         numbers, dependent = (_splits(problem, config), config["keys"]), _launches_dependents(device)
         combined = {
             "KV_HEADS": 1,
@@ -164,11 +164,6 @@ class SplitMlaDecode(_MlaDecode):
         ]
 
 
-def _span(size: int) -> int:
-    """Elements with padding: tensor cores take 16 at least."""
-    return max(16, next_power_of_2(size))
-
-
 def _splits(problem: Problem, config: Config) -> int:
     """Parts of a sequence that fills its room."""
     return max(1, min(MOST_PARTS, -(-int(problem.kv_len) // int(config["keys"]))))
@@ -196,106 +191,3 @@ def _all_strides(problem: Problem) -> tuple[int, ...]:
     """The strides that the kernels take, in their order."""
     each = [stride for name in ("q", "kv_cache") for stride in _strides(problem, name) or ()]
     return (*each, _table_row(problem) or 0)
-
-
-class _LatentTile(NamedTuple):
-    """Sizes of a step: elements of latent and rotated part, padded, heads, bytes of an element, slots of a page."""
-
-    span: int
-    rope_span: int
-    heads: int
-    size: int
-    page: int
-
-    @classmethod
-    def of(cls, problem: Problem) -> _LatentTile:
-        """The sizes of a problem's steps."""
-        spans = _span(problem.kv_lora_rank), _span(problem.rope_dim)
-        most = min(_ROWS[-1], max(_ROWS[0], next_power_of_2(problem.heads)))
-        return cls(*spans, most, problem.torch_dtype.itemsize, int(problem.page))
-
-    def rows(self, device: Device) -> tuple[int, ...]:
-        """Domain of ROWS: the two largest tiles of heads that fit beside a step."""
-        step = {"BLOCK": self.blocks[0], "num_stages": self.stages[0]}
-        fitting = [
-            count
-            for count in _ROWS
-            if count <= self.heads and fits_shared(self.shared_bytes({**step, "ROWS": count}, device), device)
-        ]
-        return tuple(fitting[-2:] or _ROWS[:1])
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """Domain of BLOCK: 32 to 64 KiB of latents a step, in float32 too."""
-        return (16, 32) if self.size == 4 else (32, 64)
-
-    @property
-    def stages(self) -> tuple[int, ...]:
-        """Domain of num_stages; a look into the table takes a stage of its own."""
-        return (2, 3, 5) if self.page else (2, 3, 4)
-
-    def shared_bytes(self, config: Config, device: Device) -> int:
-        """Bytes of shared memory: a tile's queries and weights, and the steps that are loaded ahead.
-
-        Hopper's products of 64 rows read a step that no load is writing to.
-        """
-        width, rows, block = self.span + self.rope_span, config["ROWS"], config["BLOCK"]
-        steps = max(1, (config["num_stages"] - 1) // (2 if self.page else 1))
-        steps += rows >= 64 and device.capability >= (9, 0)
-        return int((rows * (width + block) + steps * block * width) * self.size + 2048)
-
-
-@lru_cache(maxsize=KEPT)
-def _walk_space(tile: _LatentTile, device: Device) -> Space:
-    """Heads of a tile, tokens a step, warps, and steps that are loaded ahead."""
-    return _fitting(
-        Space(ROWS=tile.rows(device), BLOCK=tile.blocks, num_warps=_WARPS, num_stages=tile.stages), tile, device
-    )
-
-
-@lru_cache(maxsize=KEPT)
-def _split_space(most: int, tile: _LatentTile, device: Device) -> Space:
-    """The same, and the least tokens of a part, up to ``most``."""
-    keys = [count for count in (64, 128, 256, 512, 1024, 2048, 4096) if count <= most]
-    space = Space(keys=keys, ROWS=tile.rows(device), BLOCK=tile.blocks, num_warps=_WARPS, num_stages=tile.stages)
-    return _fitting(space, tile, device)
-
-
-def _fitting(space: Space, tile: _LatentTile, device: Device) -> Space:
-    """The configurations whose blocks fit in shared memory, and sums in registers; float32 is multiplied from these."""
-    most = 64 if tile.size == 4 else 128
-
-    def registers(config: Config) -> bool:
-        return elements_per_thread(config["ROWS"] * tile.span, config["num_warps"], device) <= most
-
-    return space.require(
-        "blocks fit in shared memory", lambda config: fits_shared(tile.shared_bytes(config, device), device)
-    ).require(f"at most {most} sums a thread", registers)
-
-
-@lru_cache(maxsize=KEPT)
-def _usual(tile: _LatentTile, device: Device) -> Config:
-    return min(_walk_space(tile, device).configs, key=lambda config: _unusual(config, tile, device))
-
-
-@lru_cache(maxsize=KEPT)
-def _nearest_split(most: int, keys: int, tile: _LatentTile, device: Device) -> Config:
-    def distance(config: Config) -> tuple[float, ...]:
-        return abs(config["keys"] - keys), *_unusual(config, tile, device)
-
-    return min(_split_space(most, tile, device).configs, key=distance)
-
-
-def _unusual(config: Config, tile: _LatentTile, device: Device) -> tuple[float, ...]:
-    """The distance from all heads in a tile, steps of 32 tokens, 64 sums a thread, and two steps on the way.
-
-    Where Hopper's products of 64 rows are missing, sums of 64 heads spill.
-    """
-    rows = min(tile.heads, 64 if device.capability >= (9, 0) else 32)
-    warps = 8 if config["ROWS"] > _ROWS[0] else 4
-    return (
-        abs(rows - config["ROWS"]),
-        abs(config["BLOCK"] - 32),
-        abs(config["num_warps"] - warps),
-        abs(config["num_stages"] - 3),
-    )

@@ -71,6 +71,10 @@ class _Step:
             yield one, 1
         if self._training:
             yield from self._with_backward("cross_entropy", {**loss, "weight": False})
+        else:
+            # of the whole vocabulary, and in float32, as servers draw
+            drawn: Dims = {"rows": self._phase.batch, "cols": decoder.vocabulary, "top_k": True, "top_p": True}
+            yield ("top_k_top_p_sampling", {**drawn, "dtype": "float32"}), 1
 
     def _with_backward(self, op: str, dims: Mapping[str, Value]) -> Iterator[tuple[Called, int]]:
         yield (op, dims), 1

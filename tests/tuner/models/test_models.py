@@ -83,6 +83,7 @@ def test_a_prompt_and_decode_steps_of_llama_by_hand(box: Catalog) -> None:
         (4, 32, 8, 512, 512, 128, True): prompt
     }
     assert counted(found, "attention_decode", "batch", "q_len", "kv_len", "page") == {(4, 1, 512, False): steps}
+    assert counted(found, "top_k_top_p_sampling", "rows", "cols", "dtype") == {(4, 128256, "float32"): 1 + NEW_TOKENS}
     assert found.notes == ()
 
 

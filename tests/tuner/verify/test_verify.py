@@ -97,6 +97,7 @@ DIMS: Mapping[str, dict[str, Value]] = {
         "batch": 3, "heads": 5, "kv_len": 48, "kv_lora_rank": 40, "rope_dim": 12, "page": 8, "lengths": "skewed",
         "dtype": "bfloat16",
     },
+    "top_k_top_p_sampling": {"rows": 5, "cols": 1001, "top_k": True, "top_p": True, "dtype": "bfloat16"},
     "rotary_embedding": {
         "tokens": 5, "heads": 3, "kv_heads": 1, "head_dim": 20, "rotary_dim": 10, "style": "gptj", "dtype": "bfloat16",
     },

@@ -29,7 +29,7 @@ def _places(cache, table, start, end, outer, slot, PAGE: tl.constexpr, BLOCK: tl
     own = tl.arange(0, BLOCK)
     inside = start + own < end
     if PAGE == 0:
-        return cache + start.to(tl.int64) * slot, own * slot, inside
+        return cache + (start + tl.zeros([], tl.int64)) * slot, own * slot, inside
     elif PAGE % BLOCK == 0:
         block = tl.load(table + start // PAGE).to(tl.int64)
         return cache + block * outer + (start % PAGE) * slot, own * slot, inside
