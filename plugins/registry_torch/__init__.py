@@ -218,6 +218,14 @@ def grouped_gemm_implementations() -> Iterable[Implementation]:
     return [GroupedGemm(), GroupedMm(), CompiledGroupedGemm()]
 
 
+@implements("fused_moe")
+def fused_moe_implementations() -> Iterable[Implementation]:
+    """The MLP of one expert after the other, and by torch's grouped product, compiled too."""
+    from .grouped.fused_moe import CompiledMoe, ExpertByExpert, GroupedMmMoe
+
+    return [ExpertByExpert(), GroupedMmMoe(), CompiledMoe()]
+
+
 @implements("grouped_gemm_int4")
 def grouped_gemm_int4_implementations() -> Iterable[Implementation]:
     """Unpack and multiply for each expert."""

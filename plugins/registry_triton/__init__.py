@@ -134,6 +134,14 @@ def grouped_gemm_implementations() -> Sequence[registry.Implementation]:
     return [TiledGroupedGemm()]
 
 
+@registry.implements("fused_moe")
+def fused_moe_implementations() -> Sequence[registry.Implementation]:
+    from .grouped.moe import TiledMoe
+    from .grouped.moe_gemv import GemvMoe
+
+    return [TiledMoe(), GemvMoe()]
+
+
 @registry.implements("grouped_gemm_int4")
 def grouped_gemm_int4_implementations() -> Sequence[registry.Implementation]:
     from .grouped.int4 import TiledGroupedInt4

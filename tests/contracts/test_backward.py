@@ -176,6 +176,7 @@ def test_what_a_gradient_needs_saved() -> None:
         ("layer_norm", "layer_norm_backward"),
         ("embedding", "embedding_backward"),
         ("topk_softmax", "topk_softmax_backward"),
+        ("fused_moe", None),
         ("cross_entropy", "cross_entropy_backward"),
         ("fused_linear_cross_entropy", "fused_linear_cross_entropy_backward"),
         ("attention", "attention_backward"),

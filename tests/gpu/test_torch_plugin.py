@@ -38,6 +38,10 @@ PROBLEMS: dict[str, dict[str, Value]] = {
         op: {"m": 300, "n": 256, "k": 512, "experts": 9, "routing": "skewed", "dtype": "bfloat16"}
         for op in ("grouped_gemm", "grouped_gemm_backward")
     },
+    "fused_moe": {
+        "tokens": 150, "hidden": 256, "intermediate": 512, "experts": 9, "top_k": 2, "activation": "silu",
+        "routing": "skewed", "dtype": "bfloat16",
+    },
 }  # fmt: skip
 
 
@@ -54,6 +58,17 @@ def test_a_captured_grouped_product_follows_its_offsets(catalog: Catalog, op: st
     contract, implementation, device = catalog.op(op), catalog.implementation(op, name), Device.of("cuda")
     problem = contract.problem_of(PROBLEMS[op])
     if reasons := list(implementation.unsupported(problem, device)):
+        pytest.skip(reasons[0])
+    verdict = replayed(contract, implementation, problem)
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("name", ["torch.grouped_mm", "torch.compile", "triton.gemm", "triton.gemv"])
+@pytest.mark.parametrize("tokens", [1, 32, 150])
+def test_captured_experts_follow_their_ids(catalog: Catalog, name: str, tokens: int) -> None:
+    contract, implementation = catalog.op("fused_moe"), catalog.implementation("fused_moe", name)
+    problem = contract.problem_of({**PROBLEMS["fused_moe"], "tokens": tokens})
+    if reasons := list(implementation.unsupported(problem, Device.of("cuda"))):
         pytest.skip(reasons[0])
     verdict = replayed(contract, implementation, problem)
     assert verdict.ok, verdict.message

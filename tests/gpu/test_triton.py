@@ -167,6 +167,7 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         ]
         for kind, zeros, order in (
             ("int8", "integer", True), ("int2", "float", False), ("int1", "none", False), ("nf4", "none", False),
+            ("w4a16", "float", True),
         )
     },
     **{
@@ -205,6 +206,15 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         for m, size, zeros, experts, routing in (
             (1, 128, "none", 8, "uniform"), (65, 32, "float", 130, "uniform"), (900, 128, "float", 33, "skewed"),
             (700, 1024, "none", 8, "one_expert"),
+        )
+    ],
+    "fused_moe": [
+        {"tokens": tokens, "hidden": hidden, "intermediate": width, "experts": experts, "top_k": top_k,
+         "activation": activation, "routing": routing}
+        for tokens, hidden, width, experts, top_k, activation, routing in (
+            (1, 1024, 768, 8, 2, "silu", "uniform"), (5, 1000, 264, 33, 4, "gelu", "skewed"),
+            (700, 512, 768, 130, 8, "silu", "uniform"), (333, 1024, 512, 8, 2, "gelu_tanh", "one_expert"),
+            (1024, 512, 1024, 8, 2, "silu", "skewed"),
         )
     ],
     "scaled_mm": [

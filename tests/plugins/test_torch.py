@@ -227,3 +227,13 @@ def test_int8pack_takes_activations_wherever_they_start() -> None:
     moved = room[8:].view(a.shape).copy_(a)
     plan = build(op, Candidate(implementation, {}), problem, op.arguments((moved, *rest)), CPU)
     torch.testing.assert_close(plan(moved, *rest), op.reference(a, *rest), rtol=0.05, atol=0.05)
+
+
+def test_grouped_products_of_experts_name_the_sizes_that_they_refuse(catalog: Catalog) -> None:
+    op, implementation = catalog.op("fused_moe"), catalog.implementation("fused_moe", "torch.grouped_mm")
+    sizes: dict[str, Value] = {"tokens": 4, "hidden": 33, "intermediate": 20, "experts": 3, "top_k": 2}
+    choice: dict[str, Value] = {"activation": "silu", "routing": "uniform", "dtype": "bfloat16"}
+    found = list(implementation.unsupported(op.problem_of({**sizes, **choice}), Device.of("cpu")))
+    assert [reason.partition(" elements")[0] for reason in found] == [
+        "hidden=33: rows of hidden", "intermediate=20: rows of intermediate",
+    ]  # fmt: skip

@@ -28,6 +28,9 @@ ROWS = {"k": 7168, "group_size": 128, "out_dtype": "int8", "scale": False}
 SCALED = {"n": 4096, "k": 7168, "scales": "block", "bias": True, "out_dtype": "bfloat16", "dtype": "int8"}
 DENSE = {"n": 4096, "k": 4096, "bias": True}
 EXPERTS = {"n": 1536, "k": 2048, "experts": 8, "routing": "uniform"}
+MOE = {
+    "hidden": 1024, "intermediate": 512, "experts": 8, "top_k": 2, "activation": "silu", "routing": "uniform",
+}  # fmt: skip
 AFFINE = {"weight": True, "bias": True}
 MEAN = {"reduction": "mean", "weight": False}
 LINEAR_LOSS: Mapping[str, Value] = {"reduction": "mean", "bias": True}
@@ -122,6 +125,8 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "gemm_sparse24 triton.splitk": {"m": 16, **DENSE},
     "gemm_sparse24 triton.gemv": {"m": 1, **DENSE},
     "grouped_gemm triton.gemm": {"m": 4096, **EXPERTS},
+    "fused_moe triton.gemm": {"tokens": 1024, **MOE},
+    "fused_moe triton.gemv": {"tokens": 8, **MOE},
     "grouped_gemm_int4 triton.gemm": {"m": 4096, **EXPERTS, "group_size": 128, "zeros": "integer"},
     "grouped_gemm_backward triton.gemm": {"m": 16384, **EXPERTS},
     **{
@@ -214,6 +219,10 @@ DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
         ]
         for gradient in ("", "_backward")
     },
+    "fused_moe": [
+        *({**MOE, "tokens": tokens} for tokens in (1, 64, 512, 4096, 65536)),
+        {**MOE, "tokens": 5, "hidden": 33, "intermediate": 24, "experts": 3, "top_k": 3, "activation": "gelu"},
+    ],
     "attention_decode": [
         *({**DECODE, "batch": batch, "kv_len": kv_len} for batch in (1, 16, 256) for kv_len in (16, 1024, 131072)),
         {**DECODE, "page": 16, "head_dim": 512, "kv_heads": 1},
@@ -321,7 +330,8 @@ def test_another_row_count_is_no_other_variant(key: str) -> None:
 def test_spaces_are_small_and_hold_their_default(device: Device) -> None:
     for key, implementation in IMPLEMENTATIONS.items():
         op = key.partition(" ")[0]
-        most = 192 if op.startswith(("attention", "gemm", "grouped", "linear", "mla", "scaled")) else 60
+        large = ("attention", "fused_moe", "gemm", "grouped", "linear", "mla", "scaled")
+        most = 192 if op.startswith(large) else 60
         for problem in _problems(op):
             if list(implementation.unsupported(problem, device)):
                 continue

@@ -110,6 +110,11 @@ def test_quantised_layers_call_the_ops_of_their_weights_and_the_head_does_not(bo
     fp8 = derived(box, "llama-3.1-8b", Workload((1,), (64,), quantize="fp8"))
     assert counted(fp8, "quantize_per_token", "m", "k")[1, 4096] == 3 * 32 * NEW_TOKENS
     assert counted(fp8, "scaled_mm", "m", "n", "dtype")[1, 28672, "float8_e4m3fn"] == 32 * NEW_TOKENS
+    w8a8 = derived(box, "llama-3.1-8b", Workload((1,), (64,), quantize="w8a8"))
+    assert counted(w8a8, "scaled_mm", "m", "n", "dtype")[1, 28672, "int8"] == 32 * NEW_TOKENS
+    w4a8 = derived(box, "llama-3.1-8b", Workload((1,), (64,), quantize="w4a8", group_size=64))
+    assert counted(w4a8, "quantize_per_token", "m", "k", "out_dtype")[1, 4096, "int8"] == 3 * 32 * NEW_TOKENS
+    assert counted(w4a8, "gemm_w4a8", "m", "n", "group_size", "activation")[1, 28672, 64, "int8"] == 32 * NEW_TOKENS
     int8 = derived(box, "phi-4", Workload((1,), (64,), quantize="int8"))
     assert len(int8.shapes.problems["gemm_int8"]) == 8
     experts = derived(box, "mixtral-8x7b-v0.1", Workload((1,), (64,), quantize="int4"))
@@ -118,6 +123,20 @@ def test_quantised_layers_call_the_ops_of_their_weights_and_the_head_does_not(bo
     assert counted(experts, "linear", "m", "n")[1, 8] == 32 * NEW_TOKENS
     with pytest.raises(InvalidArgumentError, match="no gradient"):
         derived(box, "llama-3.1-8b", Workload(quantize="int4", training=True))
+
+
+def test_experts_are_one_op_in_inference_and_grouped_products_in_training(box: Catalog) -> None:
+    found = derived(box, "mixtral-8x7b-v0.1", ONE, devices=2)
+    names = ("tokens", "hidden", "intermediate", "experts", "top_k", "activation", "routing")
+    assert counted(found, "fused_moe", *names) == {
+        (2048, 4096, 7168, 8, 2, "silu", "uniform"): 32, (4, 4096, 7168, 8, 2, "silu", "uniform"): 32 * NEW_TOKENS,
+    }  # fmt: skip
+    assert not found.shapes.problems.keys() & {"grouped_gemm", "silu_and_mul"}
+    trained = derived(box, "mixtral-8x7b-v0.1", Workload((4,), (512,), training=True), devices=2)
+    products = {(4096, 14336, 4096): 32, (4096, 4096, 7168): 32}
+    assert counted(trained, "grouped_gemm", "m", "n", "k") == products
+    assert counted(trained, "grouped_gemm_backward", "m", "n", "k") == products
+    assert "fused_moe" not in trained.shapes.problems
 
 
 def test_layers_that_stay_apart_are_those_of_the_model(box: Catalog) -> None:
@@ -159,7 +178,9 @@ def test_what_no_op_computes_is_told(box: Catalog) -> None:
     shared = derived(box, "deepseek-v3", Workload((2,), (1000,), page=64), devices=8)
     assert set(counted(shared, "mla_decode", "heads", "kv_len", "page")) == {(16, 1024, 64)}
     assert "mla_decode" not in derived(box, "deepseek-v3", Workload((1,), (128,), training=True)).shapes.problems
-    assert counted(found, "grouped_gemm", "m", "experts") == {(2048 * 8, 256): 58, (4 * 8, 256): 58 * NEW_TOKENS}
+    assert counted(found, "fused_moe", "tokens", "experts", "top_k") == {
+        (2048, 256, 8): 58, (4, 256, 8): 58 * NEW_TOKENS,
+    }  # fmt: skip
     config = {**config_of("llama-3.1-8b"), "model_type": "novel", "hidden_act": "xielu"}
     told = derive(decoder_of(config, "novel"), ONE, box)
     assert "silu_and_mul" not in told.shapes.problems

@@ -1,4 +1,4 @@
-"""Experts of a mixture as two grouped products, each of all experts' rows."""
+"""Experts of a mixture as one op, or where gradients are needed as two grouped products of all experts' rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from .activations import ActivationKind, activation_kind, gated
 
 
 class ExpertsForward(Swapped):
-    """``down(act(gate(x)) * up(x))`` of each token's experts, summed with the router's weights, by grouped_gemm."""
+    """``down(act(gate(x)) * up(x))`` of each token's experts, summed with the router's weights.
+
+    By fused_moe; where a gradient is needed by grouped_gemm, whose gradients have kernels of their own.
+    """
 
     gate_up_proj: torch.nn.Parameter
     down_proj: torch.nn.Parameter
@@ -24,6 +27,11 @@ class ExpertsForward(Swapped):
         if hidden_states.dtype is not gate_up.dtype or torch.is_autocast_enabled(hidden_states.device.type):
             plain: torch.Tensor = super().forward(hidden_states, top_k_index, top_k_weights)
             return plain
+        given = (hidden_states, gate_up, down, top_k_weights)
+        learning = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+        if not learning and top_k_weights.dtype in (torch.float32, hidden_states.dtype):
+            found: torch.Tensor = call("fused_moe", *given, top_k_index, self.registry_kind)
+            return found
         rows = ExpertRows.of(top_k_index, len(gate_up))
         inner = gated(call("grouped_gemm", rows.gathered(hidden_states), gate_up, rows.offsets), self.registry_kind)
         y: torch.Tensor = call("grouped_gemm", inner, down, rows.offsets)

@@ -1,0 +1,61 @@
+"""Experts of a mixture after ``apply``: one op in inference, grouped products with gradients, nobody's ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import registry
+from registry.integrations.transformers import apply
+
+from .tiny_models import tiny
+
+
+def experts_of(model: Any) -> torch.nn.Module:
+    (first, *_) = (one for name, one in model.named_modules() if name.endswith("experts"))
+    assert isinstance(first, torch.nn.Module)
+    return first
+
+
+def routed(tokens: int = 9) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states, ids of distinct experts, and their weights."""
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(tokens, 64, generator=generator)
+    weights, ids = torch.rand(tokens, 4, generator=generator).topk(2)
+    return hidden, ids, weights
+
+
+@pytest.mark.parametrize("learning", [False, True])
+def test_inference_calls_one_op_and_training_grouped_products(tmp_path: Path, learning: bool) -> None:
+    model = tiny("mixtral")
+    hidden, ids, weights = routed()
+
+    def computed() -> tuple[torch.Tensor, torch.Tensor]:
+        given = hidden.clone().requires_grad_(learning)
+        with torch.set_grad_enabled(learning):
+            y: torch.Tensor = experts_of(model)(given, ids, weights)
+        return y, torch.autograd.grad(y.square().sum(), given)[0] if learning else y
+
+    plain = computed()
+    apply(model)
+    with registry.record(tmp_path / "calls.yaml"):
+        found = computed()
+    for one, other in zip(plain, found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    called = (tmp_path / "calls.yaml").read_text()
+    assert ("fused_moe:" in called, "grouped_gemm:" in called) == (not learning, learning)
+
+
+def test_experts_of_other_devices_add_nothing() -> None:
+    model = tiny("mixtral")
+    apply(model)
+    hidden, ids, weights = routed()
+    mine = ids < 2
+    with torch.no_grad():
+        whole, parts = experts_of(model)(hidden, ids, weights), []
+        for kept in (mine, ~mine):
+            parts.append(experts_of(model)(hidden, ids.masked_fill(~kept, 4), weights))
+    torch.testing.assert_close(parts[0] + parts[1], whole, atol=1e-5, rtol=1e-4)
