@@ -71,8 +71,9 @@ def same_outputs(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> 
     def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
         if a.shape != b.shape:
             return False
-        wide = a.double()
-        return not a.numel() or bool((wide - b.double()).abs().max() <= _SAME * wide.abs().max())
+        wide = torch.complex128 if a.is_complex() else torch.float64
+        a, b = a.to(wide), b.to(wide)
+        return not a.numel() or bool((a - b).abs().max() <= _SAME * a.abs().max())
 
     return len(one) == len(other) and all(map(alike, one, other))
 

@@ -191,11 +191,11 @@ class ProblemFile(ABC):
 
     def _is_constant(self) -> bool:
         """Whether the reference has returned the same for other inputs; large ones are not drawn anew for it."""
-        seen, case = list(self._seen), self.cases[0]
-        if len(seen) < 2 and _nbytes(case) <= _PROBED_BYTES:
-            draws = [self.draw(case, torch.Generator("cpu").manual_seed(seed)) for seed in (_TRIED_SEED, _OTHER_SEED)]
-            if not all(torch.equal(one, other) for one, other in zip(*draws, strict=True)):
-                seen = [outputs for one in draws if (outputs := self._finite_outputs(one, KINDS[0])) is not None]
+        seen, self._seen = self._seen, []
+        if len(seen) < 2 and _nbytes(self.cases[0]) <= _PROBED_BYTES:
+            seen = [
+                outputs for one in self._two_draws() if (outputs := self._finite_outputs(one, KINDS[0])) is not None
+            ]
         return len(seen) > 1 and all(same_outputs(seen[0], other) for other in seen[1:])
 
     def _tried(self) -> Iterator[list[torch.Tensor]]:
@@ -217,6 +217,15 @@ class ProblemFile(ABC):
     def drawn_weights(self) -> list[torch.Tensor]:
         """The weights of a case on the CPU."""
         return []
+
+    def _two_draws(self) -> list[list[torch.Tensor]]:
+        """Inputs of the first case from two seeds, on the CPU; none if they are equal, or drawn on a GPU only."""
+        seeds = (_TRIED_SEED, _OTHER_SEED)
+        try:
+            draws = [self.draw(self.cases[0], torch.Generator("cpu").manual_seed(seed)) for seed in seeds]
+        except Exception:  # a file may draw by a kernel of its own
+            return []
+        return [] if all(torch.equal(one, other) for one, other in zip(*draws, strict=True)) else draws
 
     def _finite_outputs(self, tensors: Sequence[torch.Tensor], kind: str) -> tuple[torch.Tensor, ...] | None:
         """The reference's outputs for inputs of a kind, None if it refuses them, or is not finite."""
