@@ -89,7 +89,8 @@ def orders(port: int, url: str, **values: Any) -> ClusterOrders:
 def test_a_node_that_is_lost_is_replaced_by_one_that_joins(server_url: str) -> None:
     port = free_port()
     with JobQueue.open(server_url) as queue:
-        queue_squares(queue, [256, 512], trials=CONFIGS)
+        # enough to be at work still when Ray finds, after 15 s, that the node has gone
+        queue_squares(queue, [256 << number for number in range(8)], trials=CONFIGS)
     with head(port) as cluster:
         first = node(cluster)
         running = Drive(orders(port, server_url))
@@ -101,7 +102,7 @@ def test_a_node_that_is_lost_is_replaced_by_one_that_joins(server_url: str) -> N
         assert running.fault is None, running.told
     assert sum("joined" in line for line in running.told) == 2
     assert any("the node has left" in line for line in running.told), running.told
-    decided_once(server_url, jobs=2, before=before)
+    decided_once(server_url, jobs=8, before=before)
     assert before <= stored_trials(server_url)
 
 
