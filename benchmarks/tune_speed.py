@@ -1,11 +1,13 @@
 """How long `tune` takes from nothing, and how busy it keeps the GPUs: empty caches, empty database, one process tree.
 
-    python -m benchmarks.tune_speed [--op softmax] [--shapes configs/llm.yaml] [--device cuda:0 --device cuda:0,cuda:1]
+    python -m benchmarks.tune_speed [--op softmax,rms_norm] [--shapes configs/llm.yaml] [--budget SECONDS]
+        [--device cuda:0 --device cuda:0,cuda:1]
 
-Of several --device each is tried, and the last lines compare their times with the first's. The share of the time in
-which a kernel ran is the driver's own figure (NVML), read ten times a second from outside, the mean of the GPUs; it
-counts the waiting kernels behind which launches are queued. The run's own process proposes and stores for all GPUs in
-one thread: its share of a core is told. What the command says of itself is printed last.
+Of several --device each is tried, and the last lines compare their times with the first's, and their winners: those
+that are slower or faster beyond noise. The share of the time in which a kernel ran is the driver's own figure (NVML),
+read ten times a second from outside, the mean of the GPUs; it counts the waiting kernels behind which launches are
+queued. The run's own process proposes and stores for all GPUs in one thread: its share of a core is told, and how many
+cores of the machine were busy. What the command says of itself is printed last.
 """
 
 from __future__ import annotations
@@ -38,14 +40,17 @@ def cold_environment(folder: Path) -> dict[str, str]:
     }
 
 
-def timed(words: Sequence[str], devices: Sequence[Device]) -> tuple[float, int]:
-    """The seconds that ``tune`` took and its exit code; prints what was seen of it meanwhile."""
+def timed(words: Sequence[str], devices: Sequence[Device], folder: Path) -> tuple[float, int]:
+    """The seconds that ``tune`` took and its exit code; prints what was seen of it meanwhile.
+
+    Caches and the database, ``tuning.db``, are made in the folder.
+    """
     gpus = [gpu for gpu in map(nvml.gpu_of, devices) if gpu is not None]
     shares: list[tuple[float, float]] = []
-    used_s = 0.0
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
+    used_s, before_s = 0.0, _busy_seconds()
+    with (folder / "log").open("w+") as log:
         start = "import kernel_registry; kernel_registry.tune()"  # what the installed script does
-        environment, began = cold_environment(Path(folder)), time.monotonic()
+        environment, began = cold_environment(folder), time.monotonic()
         tuning = subprocess.Popen([sys.executable, "-c", start, *words], env=environment, stdout=log, stderr=log)
         while tuning.poll() is None:
             time.sleep(_EVERY_S)
@@ -60,8 +65,27 @@ def timed(words: Sequence[str], devices: Sequence[Device]) -> tuple[float, int]:
         later = [share for at, share in shares if at >= limit]
         if later:
             print(f"a kernel ran {statistics.mean(later):.0%} of the time after {limit:.0f} s (NVML)")
-    print(f"the run's own process took {used_s / seconds:.0%} of a core", *said[-8:], sep="\n")
+    busy = (_busy_seconds() - before_s) / seconds
+    own = f"the run's own process took {used_s / seconds:.0%} of a core"
+    print(f"{own}; of the machine's {os.cpu_count()} cores {busy:.1f} were busy, with other programs")
+    print(*said[-8:], sep="\n")
     return seconds, tuning.returncode
+
+
+def _busy_seconds() -> float:
+    """Seconds that the cores of the machine have worked, for whichever program; 0 where the system does not tell."""
+    try:
+        user, nice, system, _, _, interrupts, *_ = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:])
+    except (OSError, ValueError):
+        return 0.0
+    return (user + nice + system + interrupts) / os.sysconf("SC_CLK_TCK")
+
+
+def compared(first: Path, other: Path) -> str:
+    """What ``registry compare`` says of the winners of two databases."""
+    command = [sys.executable, "-m", "registry.cli.main", "compare", str(first), str(other)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (done.stdout or done.stderr).strip()
 
 
 def _processor_seconds(pid: int) -> float:
@@ -81,18 +105,24 @@ def main() -> int:
     parser.add_argument(
         "--device", action="append", metavar="DEVICE,...", help="repeatable, the first is compared with"
     )
+    parser.add_argument("--budget", metavar="SECONDS", help="of the search of each problem")
     options = parser.parse_args()
     names: list[str] = options.device or [Device.best().label]
     took: dict[str, float] = {}
     codes = []
-    for name in names:
-        devices = devices_of(name)
-        words = ["--op", options.op, "--shapes", options.shapes, "--device", name]
-        took[name], code = timed(words, devices)
-        codes.append(code)
-        print(f"{devices[0].name}; {dict(devices[0].software())}")
-    for name in names[1:]:
-        print(f"{name} takes {took[name] / took[names[0]]:.2f} of the time of {names[0]}")
+    with tempfile.TemporaryDirectory() as folder:
+        places = {name: Path(folder, str(number)) for number, name in enumerate(names)}
+        for name, place in places.items():
+            place.mkdir()
+            devices = devices_of(name)
+            words = ["--op", options.op, "--shapes", options.shapes, "--device", name]
+            words += ["--budget", options.budget] if options.budget else []
+            took[name], code = timed(words, devices, place)
+            codes.append(code)
+            print(f"{devices[0].name}; {dict(devices[0].software())}")
+        for name in names[1:]:
+            print(f"{name} takes {took[name] / took[names[0]]:.2f} of the time of {names[0]}; its winners:")
+            print(compared(places[names[0]] / "tuning.db", places[name] / "tuning.db"))
     return max(codes)
 
 

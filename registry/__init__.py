@@ -27,7 +27,7 @@ from .api import (
     weights_changed,
 )
 from .backends.library_function import implementation_of
-from .contract import Backward, Floor, Op, Tolerance, octave
+from .contract import Backward, CanonicalCall, Floor, Op, Tolerance, octave
 from .contracts.families import gemm_op, rows_op
 from .device import Device
 from .discovery.hooks import defines, implements
@@ -65,6 +65,7 @@ __all__ = [
     "Arguments",
     "Backward",
     "Candidate",
+    "CanonicalCall",
     "CompileError",
     "Config",
     "Device",

@@ -198,8 +198,15 @@ def run_opinfo(
     names: Sequence[str] = (), dtypes: Sequence[torch.dtype] = (), report: Callable[[str], None] = print
 ) -> Counted:
     """The counts by OpInfo, dtype and direction, ``softmax.with_dtype bfloat16 backward``."""
+    with warnings.catch_warnings():
+        # torch's, of samples in experimental dtypes
+        warnings.simplefilter("ignore")
+        return _counted(infos(names), dtypes, report)
+
+
+def _counted(found: Sequence[Any], dtypes: Sequence[torch.dtype], report: Callable[[str], None]) -> Counted:
     counted: Counted = {}
-    for info in infos(names):
+    for info in found:
         name = f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
         for dtype in sorted(info.supported_dtypes("cpu"), key=str):
             if dtypes and dtype not in dtypes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from registry import call
+from .counted_calls import ours as call
 
 
 def _add(x: Any, y: Any, **options: Any) -> Any:

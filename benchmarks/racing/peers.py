@@ -17,7 +17,7 @@ import torch
 from registry import PackedWeight, Problem
 from registry.packed import LAYOUT
 
-from . import attention, liger, mla_decode, quack, sampling
+from . import attention, liger, mla_decode, packed, quack, sampling
 from .device_timing import Call, Maker
 
 
@@ -96,47 +96,6 @@ def _gemlite(problem: Problem, values: tuple[Any, ...]) -> Call:
     return lambda a, *_: layer.forward(a)
 
 
-def _humming(problem: Problem, values: tuple[Any, ...]) -> Call:
-    """Humming's layer with its own heuristics, of what the quantised weight stands for; it compiles by NVRTC."""
-    layer_of = importlib.import_module("humming.layer").HummingLayer
-    a, *_, bits, group_size, k, _layout = values
-    config = {"dtype": f"int{bits}", "group_size": group_size, "has_zero_point": not problem.dims["symmetric"]}
-
-    def made(weight: PackedWeight) -> Any:
-        with a.device:
-            layer = layer_of(shape_n=problem.n, shape_k=k, weight_config=config, torch_dtype=a.dtype)
-        layer.load_from_unquantized(weight.dequantize().to(a.dtype))
-        layer.transform()
-        return layer
-
-    return _by_weight(problem, made, lambda layer, a: layer(a))
-
-
-def _dense(problem: Problem, values: tuple[Any, ...]) -> Call:
-    """The product with the weight in the activations' dtype, by torch: what 4 bits must beat to be worth having."""
-    dtype = values[0].dtype
-    return _by_weight(
-        problem,
-        lambda weight: weight.dequantize().to(dtype),
-        lambda dense, a: torch.nn.functional.linear(a, dense),
-    )
-
-
-def _by_weight(problem: Problem, make: Callable[[PackedWeight], Any], run: Callable[[Any, torch.Tensor], Any]) -> Call:
-    """``run`` on what ``make`` has made of a call's weight, once for each copy of it: one for all would stay in L2."""
-    made: dict[int, Any] = {}
-
-    def call(a: torch.Tensor, qweight: torch.Tensor, scales: torch.Tensor, zeros: Any, *rest: Any) -> Any:
-        if qweight.data_ptr() not in made:
-            bits, group_size, k, _ = rest
-            made[qweight.data_ptr()] = make(
-                PackedWeight(qweight, scales, zeros, bits, group_size, (problem.n, k), LAYOUT)
-            )
-        return run(made[qweight.data_ptr()], a)
-
-    return call
-
-
 def _integers(weight: PackedWeight) -> torch.Tensor:
     """``[N, K]`` uint8, one element a number."""
     words = weight.qweight
@@ -178,5 +137,10 @@ _PEERS: Mapping[str, Mapping[str, Maker]] = {
         "SDPA cuDNN": attention.sdpa("CUDNN_ATTENTION"),
         "SDPA efficient": attention.sdpa("EFFICIENT_ATTENTION"),
     },
-    "gemm_int4": {"dense": _dense, "GemLite": _gemlite, "Humming": _humming},
+    "gemm_int4": {"dense": packed.dense, "GemLite": _gemlite, "Humming": packed.humming},
+    **{
+        op: {"dense": packed.dense, "Humming": packed.humming}
+        for op in ("gemm_int8", "gemm_int2", "gemm_int1", "gemm_w4a16", "gemm_w4a8", "gemm_w8a8")
+    },
+    "gemm_sparse24": {"dense": packed.dense_of_sparse},
 }

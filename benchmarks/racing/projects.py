@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from registry.device import installed_version
 
-ADAPTERS = ("humming", "quack", "liger", "flashinfer", "flash_attn")
+ADAPTERS = ("humming", "quack", "liger", "flashinfer", "flash_attn", "cublaslt")
 """What the names of implementations begin with that call a library."""
 
 _PROJECTS = {
@@ -18,12 +18,14 @@ _PROJECTS = {
     "quack": "QuACK",
     "flash_attn": "FlashAttention",
     "humming": "Humming",
+    "cublaslt": "cuBLASLt",
 }
 """Project, by how names begin in any case; the first that fits."""
 
 _DISTRIBUTIONS = (
     "liger-kernel", "flashinfer-python", "quack-kernels", "flash-attn-4", "flash-attn-3", "flash-attn",
     "nvidia-cutlass-dsl", "humming-kernels", "flag-gems", "gemlite",
+    "nvmath-python",
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ class WgmmaLinear(WgmmaGemm):
     """``x @ weight.T + bias`` of halves, summed in float32 and rounded once."""
 
     op = "linear"
-    names = ("x", "weight")
+    operands = ("x", "weight")
 
     def scales(self, problem: Problem) -> str:
         """None."""

@@ -11,7 +11,7 @@ class WgmmaScaledMm(WgmmaGemm):
     """Scales of tensors and rows multiply the sums, those of blocks the products of each 128 k's."""
 
     op = "scaled_mm"
-    names = ("a", "b")
+    operands = ("a", "b")
 
     def scales(self, problem: Problem) -> str:
         """As the op names them."""
@@ -22,5 +22,5 @@ class WgmmaScaledMm(WgmmaGemm):
         return str(problem.out_dtype)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """Ahead of torch's operator for prefill."""
-        return 1.25 if problem.m >= 128 else 0.25
+        """Ahead of torch's operator but for small batches, where K should be split."""
+        return 1.25 if problem.m > 64 else 0.6

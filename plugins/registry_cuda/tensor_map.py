@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from registry import RegistryError
+from registry.errors import UnsupportedError
 
 WIDTH = 128
 """Bytes of a tile's row: those that the swizzle of 128 bytes permutes."""
@@ -45,18 +45,25 @@ def tensor_map(tensor: str, tiles: MatrixTiles) -> tuple[str | int, ...]:
     CUtensorMap in its parameters, and each call brings the address of its own tensor.
 
     Zeros instead of the numbers in a process that has not used a GPU: what is compiled does not depend on them. Raises
-    RegistryError if the driver refuses the tiles, or makes maps that do not begin with the address.
+    UnsupportedError if the driver refuses the tiles, or makes maps that do not begin with the address.
     """
     return (tensor, *(_numbers(tiles) if torch.cuda.is_initialized() else _NO_NUMBERS))
 
 
 @lru_cache(maxsize=_KEPT)
 def _numbers(tiles: MatrixTiles) -> tuple[int, ...]:
-    first, other = (_words(tiles, address) for address in (_SOME_ADDRESS, 2 * _SOME_ADDRESS))
-    if first[1:] != other[1:] or (first[0], other[0]) != (_SOME_ADDRESS, 2 * _SOME_ADDRESS):
-        raise RegistryError("this driver's tensor maps do not begin with the address of their tensor")
+    _check_address(tiles.dtype)
     # numbers of a launch are signed
-    return tuple([word - 2 * (word & _SIGN) for word in first[1:]])
+    return tuple([word - 2 * (word & _SIGN) for word in _words(tiles, _SOME_ADDRESS)[1:]])
+
+
+@lru_cache(maxsize=len(_TYPES))
+def _check_address(dtype: str) -> None:
+    """Raise UnsupportedError unless tensor maps of two tensors differ in their first word, the address, alone."""
+    addresses = (_SOME_ADDRESS, 2 * _SOME_ADDRESS)
+    first, other = (_words(MatrixTiles(dtype, 256, 256, 16), address) for address in addresses)
+    if first[1:] != other[1:] or (first[0], other[0]) != addresses:
+        raise UnsupportedError("this driver's tensor maps do not begin with the address of their tensor")
 
 
 def _words(tiles: MatrixTiles, address: int) -> tuple[int, ...]:
@@ -70,7 +77,7 @@ def _words(tiles: MatrixTiles, address: int) -> tuple[int, ...]:
         Device(torch.cuda.current_device()).set_current()
         status, words = _encoded(driver, tiles, address)
     if int(status):
-        raise RegistryError(f"cuTensorMapEncodeTiled refused {tiles}: {status.name}")
+        raise UnsupportedError(f"cuTensorMapEncodeTiled refused {tiles}: {status.name}")
     return words
 
 

@@ -17,9 +17,7 @@ from registry.implementation import Run
 from .number import C_TYPES
 from .tensor_map import WIDTH, MatrixTiles, tensor_map
 
-_SOURCE = read_source(
-    f"{__package__}.kernels", "tensor_map.cuh", "tensor_core.cuh", "warpgroup.cuh", "wgmma_gemm.cu"
-)
+_SOURCE = read_source(f"{__package__}.kernels", "tensor_map.cuh", "tensor_core.cuh", "warpgroup.cuh", "wgmma_gemm.cu")
 _PRODUCTS = {"bfloat16": "k16.f32.bf16.bf16", "float16": "k16.f32.f16.f16", "float8_e4m3fn": "k32.f32.e4m3.e4m3"}
 _ELEMENTS = {**C_TYPES, "float8_e4m3fn": "unsigned char"}
 _SCALES = {"": "NO_SCALES", "tensor": "TENSOR", "row": "ROW", "block": "BLOCK"}
@@ -34,6 +32,7 @@ _MOST_WITH_PARTS = 192
 """Accumulators of a thread, alone and beside the products that are not yet added to them."""
 _FEWEST_ROWS = 17
 _MOST_COUNTED = 2**31 - 2**12
+_MANY_WAVES = 4
 _KEPT = 1024
 
 
@@ -52,8 +51,8 @@ class WgmmaGemm(CudaImplementation):
 
     name = "cuda.wgmma"
     source = _SOURCE
-    names: tuple[str, str]
-    """The arguments that are a and b."""
+    operands: tuple[str, str]
+    """The names of the arguments that are a and b."""
 
     @abstractmethod
     def scales(self, problem: Problem) -> str:
@@ -87,7 +86,10 @@ class WgmmaGemm(CudaImplementation):
     def default(self, problem: Problem, device: Device) -> Config:
         """The tile and the cluster that a model of the GPU finds fastest."""
         steps = -(-problem.k * _itemsize(problem.dtype) // WIDTH)
-        return _fastest(self.space(problem, device), _GemmSize(problem.m, problem.n, steps), device)
+        sums = "promoted" if _itemsize(problem.dtype) == 1 else "plain"
+        sums = "scaled" if self.scales(problem) == "block" else sums
+        whole_tiles = -(-problem.m // 64) * 64
+        return _fastest(self.space(problem, device), _GemmSize(whole_tiles, problem.n, steps, sums), device)
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """Bind in a process that has a context: tensor maps are made in one."""
@@ -113,7 +115,7 @@ class WgmmaGemm(CudaImplementation):
             kernel(problem.dtype, block_n),
             grid=(min(_clusters(m, n, config), max(device.multiprocessors, cluster) // cluster) * cluster,),
             args=(
-                *tensor_map(self.names[0], a), *tensor_map(self.names[1], b), *tensor_map("y", y),
+                *tensor_map(self.operands[0], a), *tensor_map(self.operands[1], b), *tensor_map("y", y),
                 *(("scale_a", "scale_b") if scales else (0, 0)), "bias", m, n, k,
             ),
             constants={
@@ -135,11 +137,15 @@ class WgmmaGemm(CudaImplementation):
 
 
 class _GemmSize(NamedTuple):
-    """What the speed of a configuration depends on: rows, columns, steps of 128 bytes along K."""
+    """What the speed of a configuration depends on: rows, columns, steps of 128 bytes along K.
+
+    ``sums``: ``"plain"``, ``"promoted"`` after each step, or ``"scaled"`` then, too.
+    """
 
     m: int
     n: int
     steps: int
+    sums: str
 
 
 def _itemsize(dtype: str) -> int:
@@ -233,5 +239,21 @@ def _cycles(config: Config, size: _GemmSize, device: Device) -> tuple[float, ...
     waves = -(-_clusters(size.m, size.n, config) // at_once)
     # of 128 bytes of K: the tensor cores multiply 32 columns of a row in a cycle, L2 sends about 64 bytes
     fetched = (block_m / along_n + block_n / along_m) * WIDTH / 64
-    step = max(block_m * block_n / 32 * (1.0 if block_n == 128 else 1.04), fetched) * (1 + cluster / 200)
-    return (waves * (size.steps * step + block_m * block_n / 16 + 1000), -config["stages"], config["group_m"])
+    shared = 1.0 if cluster == 1 else 1.01 if waves < _MANY_WAVES else 0.99
+    step = max(block_m * block_n / 32 * _slower(config, size.sums), fetched) * shared
+    each = size.steps * step + block_m * block_n / 16 + 1000
+    return (waves * each, -config["warpgroups"], -config["stages"], config["group_m"])
+
+
+def _slower(config: Config, sums: str) -> float:
+    """The time of a step over that of the fastest tile's."""
+    if config["block_n"] == 64:
+        return 1.3
+    if sums == "plain":
+        return 1.0 if config["block_n"] == 128 else 1.04
+    if _waves(config) == 1 and config["block_n"] == 128:
+        return 1.0
+    # a warpgroup waits for its products before it adds them
+    if config["warpgroups"] == 1:
+        return 1.5
+    return 1.15 if sums == "scaled" else 1.0 if config["block_n"] == 192 else 1.07

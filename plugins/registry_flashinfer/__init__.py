@@ -83,3 +83,11 @@ def attention_decode_implementations() -> list[Implementation]:
     from .decode import CUDA_CORES, TENSOR_CORES
 
     return [CUDA_CORES, TENSOR_CORES]
+
+
+@registry.implements("mla_decode")
+def mla_decode_implementations() -> list[Implementation]:
+    """``BatchMLAPagedAttentionWrapper``, planned at each call."""
+    from .mla import MLA_DECODE
+
+    return [MLA_DECODE]

@@ -1,8 +1,4 @@
-"""FlashInfer's decoding from a cache.
-
-Its plan needs the lengths on the host, which a server knows, and is made once for all layers of a step. The op's
-lengths are on the device and may have changed since its last call, so that each call waits for them and plans.
-"""
+"""FlashInfer's decoding from a cache, planned at each call."""
 
 from __future__ import annotations
 
@@ -17,6 +13,7 @@ from registry import Device, Problem
 
 from .adapting import compiled_reasons, flashinfer, library, stream_of, workspace
 from .lse import natural
+from .paging import PlannedPages
 from .prefill import HEAD_DIMS
 
 _LOCK = threading.Lock()
@@ -46,28 +43,17 @@ def attention_decode(  # noqa: PLR0913, PLR0917  (a value of the schema each)
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``BatchDecodeWithPagedKVCacheWrapper``; without a table a sequence's room is one page."""
     (batch, q_len, heads, width), (_, page, kv_heads, _) = q.shape, k_cache.shape
-    lengths = kv_lens.cpu()
-    pages = (lengths + (page - 1)) // page
-    ends = torch.nn.functional.pad(pages.cumsum(0), (1, 0)).to(torch.int32)
-    last = lengths - (pages - 1).clamp_min(0) * page
+    pages = PlannedPages.of(kv_lens, page, block_table)
     scales = {"k_scale": _number(k_scale), "v_scale": _number(v_scale)}
     with _LOCK:
         wrapper = _wrapper(q.device, stream_of(q.device), tensor_cores)
         wrapper.plan(
-            ends, _numbers_of_pages(block_table, pages, q.device), last, heads, kv_heads, width, page,
-            window_left=window, logits_soft_cap=softcap or None, sm_scale=scale, q_data_type=q.dtype,
+            pages.ends, pages.numbers, pages.last, heads, kv_heads, width, page, window_left=window,
+            logits_soft_cap=softcap or None, sm_scale=scale, q_data_type=q.dtype,
             kv_data_type=k_cache.dtype, q_len_per_req=q_len,
         )  # fmt: skip
         out, lse = wrapper.run(q.flatten(0, 1), (k_cache, v_cache), return_lse=True, **scales)
     return out.view_as(q), natural(lse, batch)
-
-
-def _numbers_of_pages(table: torch.Tensor | None, pages: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The pages that sequences have begun, one sequence after the other, int32."""
-    if table is None:
-        return pages.nonzero().flatten().to(device, torch.int32)
-    begun = torch.arange(table.shape[1]) < pages[:, None]
-    return table.flatten()[begun.flatten().nonzero().flatten().to(device)]
 
 
 def _number(scale: torch.Tensor | None) -> float | None:

@@ -22,6 +22,8 @@ _ROWS = 8
 _WEIGHT = 32
 _ALGORITHMS = 40
 """The numbers of algorithms that a version has had, 0 to 37, with room for two; what a size lacks is unsupported."""
+_OF_HOPPER = Space(algorithm=list(range(_ALGORITHMS)), split_k=[1, -1])
+_BEFORE_HOPPER = Space(algorithm=list(range(_ALGORITHMS)), split_k=[1, 2, 4])
 
 
 class CuSparseLt(Implementation):
@@ -52,7 +54,7 @@ class CuSparseLt(Implementation):
 
     def space(self, problem: Problem, device: Device) -> Space:
         """The number of an algorithm, and parts of k: -1 is the library's own division, which Hopper has."""
-        return Space(algorithm=list(range(_ALGORITHMS)), split_k=[1, -1] if device.capability >= (9, 0) else [1, 2, 4])
+        return _OF_HOPPER if device.capability >= (9, 0) else _BEFORE_HOPPER
 
     def prepared(self, problem: Problem, config: Config) -> Mapping[str, tuple[str, ...]]:
         return {"compressed": ("values", "meta")}

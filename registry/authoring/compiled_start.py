@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ..checking.steps import INTERPRETED_BYTES
 from ..contract import Op
 from ..errors import RegistryError
 from ..problem import Problem, Value, dtype_name
@@ -16,6 +15,10 @@ from .inductor_module import WrittenLaunch, WrittenModule, WrittenTensor, read_m
 from .inductor_source import written_by_inductor
 from .kernel_rewriting import HELPERS, ReadableKernel, readable
 from .rendering import rendered
+
+_START_BYTES = 8 << 10
+"""The most bytes that the first problem moves: Triton's interpreter checks it in seconds, and a row is more than a few
+elements, which torch.compile would write out one by one."""
 
 
 @dataclass
@@ -149,15 +152,16 @@ def _space(kernels: Sequence[ReadableKernel]) -> dict[str, tuple[int, ...]]:
 
 
 def problem_to_begin_with(op: Op, dims: Mapping[str, Value] | None) -> Problem:
-    """The problem of the given dimensions; else the greatest of the op's examples that a check interprets.
+    """The problem of the given dimensions; else the greatest of the op's small examples.
 
-    Of these it is one of float32, if there is any.
+    It is one of float32, unless another dtype is given, or no example has it.
     """
     if dims:
-        return op.problem_of(dims)
+        given = {"dtype": dtype_name(torch.float32)} if any("dtype" in each for each in op.examples) else {}
+        return op.problem_of({**given, **dims})
     problems = [op.problem_of(each) for each in op.examples]
     plain = [one for one in problems if one.dims.get("dtype") == dtype_name(torch.float32)] or problems
-    small = [one for one in plain if op.floor(one).bytes <= INTERPRETED_BYTES]
+    small = [one for one in plain if op.floor(one).bytes <= _START_BYTES]
     if small:
         return max(small, key=lambda one: op.floor(one).bytes)
     return min(plain, key=lambda one: op.floor(one).bytes)

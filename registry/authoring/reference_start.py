@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,10 +57,11 @@ def op_from_reference(file: Path, name: str) -> str:
     except Exception as fault:
         raise RegistryError(f"{file}: {type(fault).__name__}: {fault}", hint="expected a Python file") from fault
     function, inputs = (_function(loaded, each, file) for each in (module, INPUTS))
-    arguments, extents = _arguments(function, as_tuple(inputs()), file)
-    outputs = _outputs(function, inputs, arguments)
+    values = _with_defaults(function, inputs, file)
+    arguments, extents = _arguments(function, values, file)
+    outputs = _outputs(function, values, arguments)
     first = next(each for each in arguments if each.is_tensor and not each.dtype)
-    example = {**extents, "dtype": _dtype_of(inputs(), arguments, first)}
+    example = {**extents, "dtype": dtype_name(values[arguments.index(first)].dtype)}
     return rendered(
         "scaffold/reference.py",
         {
@@ -78,14 +80,35 @@ def _function(loaded: object, name: str, file: Path) -> Callable[..., Any]:
     return function
 
 
+def _with_defaults(function: Callable[..., Any], inputs: Callable[[], Any], file: Path) -> tuple[Any, ...]:
+    """The example arguments that ``inputs`` returns, and the function's defaults for those that it leaves out."""
+    try:
+        values = as_tuple(inputs())
+    except Exception as fault:
+        raise RegistryError(f"{file}: {INPUTS}(): {type(fault).__name__}: {fault}") from fault
+    parameters = list(inspect.signature(function).parameters.values())
+    odd = [str(one) for one in parameters if one.kind not in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+    if odd:
+        raise RegistryError(
+            f"{file}: {function.__name__} takes {', '.join(odd)}", hint="an op's arguments are taken by their places"
+        )
+    left = parameters[len(values) :]
+    if len(values) > len(parameters) or any(one.default is one.empty for one in left):
+        raise RegistryError(
+            f"{file}: {INPUTS}() returns {len(values)} values, the function takes {len(parameters)}",
+            hint=f"expected one value for each of {', '.join(one.name for one in parameters)}, in this order",
+        )
+    return (*values, *(one.default for one in left))
+
+
 def _arguments(
     function: Callable[..., Any], values: Sequence[Any], file: Path
 ) -> tuple[list[ExampleArgument], dict[str, int]]:
     """The arguments, and the extents of the example by dimension: equal ones are one dimension."""
     names = list(inspect.signature(function).parameters)
-    if len(names) != len(values):
-        raise RegistryError(f"{file}: {INPUTS}() returns {len(values)} values, the function takes {len(names)}")
-    letters = iter(string.ascii_lowercase[string.ascii_lowercase.index("m") :])
+    letters = itertools.chain(
+        string.ascii_lowercase[string.ascii_lowercase.index("m") :], map("d{}".format, itertools.count())
+    )
     dims: dict[int, str] = {}
     floating = [value.dtype for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]
     if not floating:
@@ -107,23 +130,18 @@ def _arguments(
 
 
 def _outputs(
-    function: Callable[..., Any], inputs: Callable[[], Any], arguments: Sequence[ExampleArgument]
+    function: Callable[..., Any], values: Sequence[Any], arguments: Sequence[ExampleArgument]
 ) -> tuple[str, ...]:
-    values = as_tuple(inputs())
     try:
         returned = as_tuple(function(*values))
     except Exception as fault:
         raise RegistryError(f"{function.__name__} of its example inputs: {type(fault).__name__}: {fault}") from fault
     if not returned or not all(isinstance(each, torch.Tensor) for each in returned):
-        raise RegistryError(f"{function.__name__} returns {type(returned).__name__}", hint="expected tensors")
+        told = ", ".join(type(each).__name__ for each in returned)
+        raise RegistryError(f"{function.__name__} returns {told or 'nothing'}", hint="expected tensors")
     taken = {each.name for each in arguments}
     wanted = ["y"] if len(returned) == 1 else [f"y{number}" for number in range(len(returned))]
     return tuple(name if name not in taken else f"{name}_out" for name in wanted)
-
-
-def _dtype_of(values: Any, arguments: Sequence[ExampleArgument], first: ExampleArgument) -> str:
-    given: torch.Tensor = as_tuple(values)[arguments.index(first)]
-    return dtype_name(given.dtype)
 
 
 def _examples(example: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuning_db import JobQueue
-from tuning_db.queue.entries import Added, Fence, FleetPlan, NewJob, QueuedProblem
+from tuning_db.queue.entries import Added, Fence, FleetPlan, NewJob
 from tuning_db.records import new_uid
 
 from ..correctness.tolerance_check import refuse_blind
@@ -21,7 +21,7 @@ from ..tuner.options import TuneOptions
 from ..tuner.patience import Patience
 from ..tuner.planning.problems import check_shared, plan
 from ..tuner.planning.ranges import Represented, represented
-from .grouping import device_named, grouped, variants_of_defaults
+from .grouping import Variants, device_named, grouped, variants_of_defaults
 from .versions import versions_of
 
 MOST_PROBLEMS = 8
@@ -62,23 +62,31 @@ def plan_fleet(
     _check(devices, most_problems, most_attempts)
     wanted = represented(problems, counts or {}, catalog.op, every=options.all_sizes)
     _check_ops(wanted.problems, catalog, options)
+    variants = _variants(wanted, devices, catalog, options)
     jobs = [
         NewJob(device, group, float(sum(one.count for one in group)), most_attempts)
         for device in devices
-        for group in _groups(wanted, device, catalog, options, most_problems)
+        for group in grouped(wanted.problems, wanted.counts, catalog, most_problems, variants[device])
     ]
     added = [_add(queue, op, jobs, catalog, options) for op in dict.fromkeys(one.op for one in wanted.problems)]
     total = Added(sum(one.jobs for one in added), sum(one.problems for one in added), sum(one.already for one in added))
     return Planned(total, len(wanted.problems), tuple(devices), wanted.notes)
 
 
-def _groups(
-    wanted: Represented, device: str, catalog: Catalog, options: TuneOptions, most: int
-) -> list[list[QueuedProblem]]:
-    there = device_named(device)
-    names = options.implementations
-    variants = None if there is None else variants_of_defaults(wanted.problems, catalog, there, names)
-    return grouped(wanted.problems, wanted.counts, catalog, most, variants)
+def _variants(
+    wanted: Represented, devices: Sequence[str], catalog: Catalog, options: TuneOptions
+) -> dict[str, Variants | None]:
+    """For each model of device the variants of the problems' defaults there; None where nothing tells its architecture.
+
+    Models of one architecture that are not here have the same.
+    """
+    there = {name: device_named(name) for name in devices}
+    told = {
+        device: variants_of_defaults(wanted.problems, catalog, device, options.implementations)
+        for device in dict.fromkeys(there.values())
+        if device is not None
+    }
+    return {name: None if device is None else told[device] for name, device in there.items()}
 
 
 def _add(queue: JobQueue, op: str, jobs: Sequence[NewJob], catalog: Catalog, options: TuneOptions) -> Added:

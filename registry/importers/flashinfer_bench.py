@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from math import prod
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from ..contract import Floor, Op, Tolerance
-from ..errors import InvalidArgumentError, InvalidDefinitionError, UnsupportedError
+from ..errors import InvalidArgumentError, InvalidDefinitionError, RegistryError, UnsupportedError
 from ..implementation import Implementation
 from ..paths import cache_folder
 from ..problem import Arguments, Problem, Value, torch_dtype
@@ -53,10 +54,20 @@ class Definition:
     def __init__(self, file: ForeignFile) -> None:
         self.file = file
         self.told: dict[str, Any] = json.loads(file.text)
-        self._inputs: dict[str, dict[str, Any]] = self.told["inputs"]
-        axes: dict[str, dict[str, Any]] = self.told["axes"]
-        self._const = {name: int(one["value"]) for name, one in axes.items() if one["type"] == "const"}
-        self._var = [name for name, one in axes.items() if one["type"] == "var"]
+        if lacking := [part for part in ("inputs", "outputs") if not self.told.get(part)]:
+            raise InvalidDefinitionError(
+                f"{file.path}: the definition has no {' and no '.join(lacking)}", hint="expected each by its name"
+            )
+        with _of_the_form(file.path, "definition"):
+            self._inputs: dict[str, dict[str, Any]] = dict(self.told["inputs"])
+            axes: dict[str, dict[str, Any]] = dict(self.told["axes"])
+            self._const = {name: int(one["value"]) for name, one in axes.items() if one["type"] == "const"}
+            self._var = [name for name, one in axes.items() if one["type"] == "var"]
+            for one in (*self._inputs.values(), *self.told["outputs"].values()):
+                if one.get("shape") is not None:
+                    torch_dtype(one["dtype"])
+                if unknown := [axis for axis in one.get("shape") or () if axis not in axes]:
+                    raise InvalidDefinitionError(f"{file.path}: no axis {', '.join(map(str, unknown))} is told")
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -98,13 +109,19 @@ class Definition:
         """Dimensions of workloads, without duplicates. Raises InvalidDefinitionError for an axis that is not told."""
         found: list[dict[str, Value]] = []
         for one in workloads:
-            inside = one.get("workload", one)
+            if not isinstance(one, dict) or not isinstance(inside := one.get("workload", one), dict):
+                raise InvalidDefinitionError(f"workload {one!r:.60}", hint='expected an object, with "axes"')
             if inside.get("definition", one.get("definition", self.told["name"])) != self.told["name"]:
                 continue
             axes = inside.get("axes", {})
             if missing := [name for name in self._var if name not in axes]:
                 raise InvalidDefinitionError(f"workload {inside.get('uuid', '')}: axes missing: {', '.join(missing)}")
-            dims: dict[str, Value] = {**self._const, **{name: int(axes[name]) for name in self._var}}
+            if odd := [name for name in self._var if type(axes[name]) is not int or axes[name] < 0]:
+                raise InvalidDefinitionError(
+                    f"workload {inside.get('uuid', '')}: {odd[0]} is {axes[odd[0]]!r:.60}",
+                    hint="expected a whole number",
+                )
+            dims: dict[str, Value] = {**self._const, **{name: axes[name] for name in self._var}}
             if dims not in found:
                 found.append(dims)
         return found
@@ -179,13 +196,14 @@ class Definition:
         told: dict[str, Any] = json.loads(file.text)
         if told["definition"] != self.told["name"]:
             raise InvalidDefinitionError(f"{file.path} solves {told['definition']}, not {self.told['name']}")
-        spec, texts = told["spec"], {one["path"]: one["content"] for one in told["sources"]}
-        language = str(spec.get("language", "python")).lower()
+        with _of_the_form(file.path, "solution"):
+            spec, texts = told["spec"], {str(one["path"]): str(one["content"]) for one in told["sources"]}
+            language, entry_point = str(spec.get("language", "python")).lower(), str(spec["entry_point"])
 
         def make(_problem: Problem, _device: torch.device) -> Callable[..., Any]:
             if language not in _PYTHON:
                 raise UnsupportedError(f"{file.path.name} is written in {language}, expected python or triton")
-            return python_function(texts, spec["entry_point"])
+            return python_function(texts, entry_point)
 
         into = bool(spec.get("destination_passing_style", False))
         made = (
@@ -194,6 +212,19 @@ class Definition:
             else partial(_in_order, make, list(self.told["outputs"]))
         )
         return Submission(op, name, made, (file.text,), into=into)
+
+
+@contextmanager
+def _of_the_form(path: Path, what: str) -> Iterator[None]:
+    """A context in which data that lacks something, or is of another type, is an InvalidDefinitionError."""
+    try:
+        yield
+    except RegistryError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as fault:
+        raise InvalidDefinitionError(
+            f"{path}: no {what} of FlashInfer-Bench: {type(fault).__name__}: {fault}", hint="see its schema"
+        ) from fault
 
 
 def _kind(told: Mapping[str, Any]) -> str:

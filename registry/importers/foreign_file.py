@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import keyword
 import re
 import sys
 import zlib
@@ -22,9 +23,9 @@ _NOT_A_NAME = re.compile(r"[^a-z0-9]+")
 
 
 def plain_name(text: str) -> str:
-    """``text`` as the name of an op or an implementation: small letters, digits and ``_``, a letter first."""
+    """``text`` as a name of an op or implementation: small letters, digits and ``_``, a letter first; no keyword."""
     made = _NOT_A_NAME.sub("_", text.lower()).strip("_") or "unnamed"
-    return made if made[0].isalpha() else f"p{made}"
+    return f"p_{made}" if keyword.iskeyword(made) else made if made[0].isalpha() else f"p{made}"
 
 
 @dataclass(frozen=True)

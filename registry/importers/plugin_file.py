@@ -38,15 +38,19 @@ def entrants(
     found: list[ForeignKernel] = []
     refused: dict[str, str] = {}
     for path in _files(paths, problem):
-        label = Path(path).name
+        label = Path(path).name if Path(path).is_file() or Path(path).is_absolute() else path
         name = _free(f"race.{plain_name(Path(path.partition('@')[0].rpartition(':')[0] or path).stem)}", found)
         try:
             sha256 = _digest(path)
             submission_of(path, op, name, None if problem is None else problem.file.path, sha256)
         except RegistryError as fault:
-            refused[label] = fault.message
+            refused[label] = f"{fault.message} ({fault.hint})" if fault.hint else fault.message
             continue
         found.append(ForeignKernel(path, name, sha256, label))
+    if paths and not found and not refused:
+        packages = any((Path(path) / each).is_dir() for path in paths for each in ("build", "torch-ext"))
+        hint = f"a package of HF kernels is {paths[0]}:FUNCTION" if packages else "expected .py, .cu, .cpp or .json"
+        raise InvalidDefinitionError(f"{', '.join(paths)}: no submission in it", hint=hint)
     return found, refused
 
 
@@ -83,7 +87,9 @@ def _files(paths: Sequence[str], problem: ImportedProblem | None) -> list[str]:
         elif place.is_file():
             found.append(str(place.resolve()))
         elif ":" in path:
-            found.append(path)
+            folder, _, function = path.rpartition(":")
+            here = Path(folder).expanduser()
+            found.append(f"{here.resolve()}:{function}" if here.is_dir() else path)
         else:
             raise InvalidDefinitionError(
                 f"{path}: no such file or folder", hint="expected submissions, or their folder"

@@ -15,7 +15,7 @@ import torch
 from ..contract import Floor, Op, Tolerance
 from ..errors import InvalidArgumentError, InvalidDefinitionError
 from ..problem import Arguments, Problem, Value, dtype_name
-from .drawing import outputs_of
+from .drawing import outputs_of, same_outputs
 from .foreign_file import ForeignFile
 
 RTOL = {"float64": 1e-9, "float32": 5e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -24,8 +24,7 @@ _PROBED_BYTES = 4 << 20
 """The largest inputs on which further kinds are tried when a problem is imported: that takes a second on a CPU."""
 _FEW = 2
 """The size of a batch that larger inputs are cut to."""
-_TRIED_SEED = 7
-
+_TRIED_SEED, _OTHER_SEED = 7, 8
 KINDS = ("normal", "signed", "spike_last")
 """Kinds of inputs: as the file draws them; of both signs; with a large last element. The file's own come first."""
 
@@ -48,6 +47,8 @@ class ProblemFile(ABC):
 
     def __init__(self, file: ForeignFile) -> None:
         self.file = file
+        self._seen: list[tuple[torch.Tensor, ...]] = []
+        """The outputs of the kinds of inputs that were tried."""
         self._outputs: dict[
             tuple[TensorShapes, tuple[torch.dtype, ...]], list[tuple[tuple[int, ...], torch.dtype]]
         ] = {}
@@ -181,10 +182,21 @@ class ProblemFile(ABC):
         if not self.changes_inputs:
             return KINDS[:1]
         for tensors in self._tried():
-            found = [kind for kind in KINDS if self._is_finite(tensors, kind)]
-            if found[:1] == [KINDS[0]]:
+            seen = {kind: self._finite_outputs(tensors, kind) for kind in KINDS}
+            found = {kind: outputs for kind, outputs in seen.items() if outputs is not None}
+            if KINDS[0] in found:
+                self._seen = [*found.values()]
                 return tuple(found)
         return KINDS[:1]
+
+    def _is_constant(self) -> bool:
+        """Whether the reference has returned the same for other inputs; large ones are not drawn anew for it."""
+        seen, case = list(self._seen), self.cases[0]
+        if len(seen) < 2 and _nbytes(case) <= _PROBED_BYTES:
+            draws = [self.draw(case, torch.Generator("cpu").manual_seed(seed)) for seed in (_TRIED_SEED, _OTHER_SEED)]
+            if not all(torch.equal(one, other) for one, other in zip(*draws, strict=True)):
+                seen = [outputs for one in draws if (outputs := self._finite_outputs(one, KINDS[0])) is not None]
+        return len(seen) > 1 and all(same_outputs(seen[0], other) for other in seen[1:])
 
     def _tried(self) -> Iterator[list[torch.Tensor]]:
         """Tensors on the CPU to try kinds on: a case's own if they are small, else with cut batches."""
@@ -206,13 +218,16 @@ class ProblemFile(ABC):
         """The weights of a case on the CPU."""
         return []
 
-    def _is_finite(self, tensors: Sequence[torch.Tensor], kind: str) -> bool:
+    def _finite_outputs(self, tensors: Sequence[torch.Tensor], kind: str) -> tuple[torch.Tensor, ...] | None:
+        """The reference's outputs for inputs of a kind, None if it refuses them, or is not finite."""
         generator = torch.Generator("cpu").manual_seed(_TRIED_SEED)
         try:
             found = outputs_of(self.run(self.cases[0], self._of_kind(kind, tensors, generator)), self.file.path.name)
         except Exception:  # a reference may refuse inputs outside of its domain
-            return False
-        return all(bool(one.isfinite().all()) for one in found if one.is_floating_point())
+            return None
+        is_finite = all(bool(one.isfinite().all()) for one in found if one.is_floating_point())
+        # a reference may write into a buffer of its own
+        return tuple(one.clone() for one in found) if is_finite else None
 
     def floor(self, problem: Problem) -> Floor:
         """Bytes of the tensors and outputs. A reference does not tell its FLOP."""
@@ -224,7 +239,12 @@ class ProblemFile(ABC):
         """The contract. Raises InvalidDefinitionError for a file that has none."""
         if not self.names:
             raise InvalidDefinitionError(f"{self.file.path}: its inputs hold no tensor")
-        first = self.cases[0]
+        first, kinds = self.cases[0], self.kinds
+        if self._is_constant():
+            raise InvalidDefinitionError(
+                f"{self.file.path}: the right result is the same whatever the inputs are",
+                hint="whoever returned it without computing anything would be right, and win",
+            )
         outputs = [f"out{place}" for place in range(len(self.output_specs(first, first.dtypes)))]
         arguments = ", ".join(f"Tensor {one}" for one in self.names)
         results = ", ".join(f"Tensor {one}" for one in outputs)
@@ -236,7 +256,7 @@ class ProblemFile(ABC):
             fake=self.fake,
             problem=partial(_posed, self),
             inputs=self.drawn,
-            kinds=self.kinds,
+            kinds=kinds,
             check=self.check,
             floor=self.floor,
             tolerance=Tolerance(RTOL, ATOL, magnitude_of_rows),

@@ -28,7 +28,7 @@ def prune(days: float, *, dry: bool = False) -> list[Path]:
         for path in removed:
             with suppress(OSError):  # another process has removed it
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return sorted([*removed, *remove_replaced(dry=dry)])
+    return sorted([*removed, *remove_replaced(sites, dry=dry)])
 
 
 def _read_at(path: Path) -> float:

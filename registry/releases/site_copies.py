@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -76,17 +77,19 @@ def site_copy(database: str | None, *, anew: bool = False) -> SiteCopy:
     return found
 
 
-def remove_replaced(kept_s: float = _KEPT_S, *, dry: bool = False) -> list[Path]:
-    """Remove the copies that no site has now, and that were replaced longer ago than ``kept_s``; returns them.
+def remove_replaced(forgotten: Collection[Path] = (), *, dry: bool = False) -> list[Path]:
+    """Remove the copies that no site has now, and that were replaced a day ago; returns them.
 
-    ``dry``: leave them, and tell which these are.
+    ``forgotten``: files that name the present copy of a site, which counts as replaced. ``dry``: leave the copies, and
+    tell which these are.
     """
     folder = cache_folder(SITES)
-    present = {found.path for each in folder.glob(f"*{PRESENT}") if (found := _named_by(each)) is not None}
+    naming = set(folder.glob(f"*{PRESENT}")) - set(forgotten)
+    present = {found.path for each in naming if (found := _named_by(each)) is not None}
     gone = []
     for path in set(folder.glob("*.db")) - present:
         with suppress(OSError):  # another process has removed it
-            if time.time() - path.stat().st_mtime > kept_s:
+            if time.time() - path.stat().st_mtime > _KEPT_S:
                 if not dry:
                     path.unlink()
                 gone.append(path)

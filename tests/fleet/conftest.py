@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -46,6 +47,18 @@ def queue_squares(
         queue, [square(n) for n in sizes], ["cpu"], catalog=with_plugin(), options=options,
         most_problems=job_size, most_attempts=attempts,
     )  # fmt: skip
+
+
+COUNTS_VARIABLE = "FLEET_FAULTS_COUNTS"
+"""Names the file to which ``benchmarks.scale.fleet_faults`` has the counts of each fault appended."""
+
+
+def counted(**counts: int) -> None:
+    """Append what a fault has cost, as a line of JSON with the test's name, where a file is named."""
+    if path := os.environ.get(COUNTS_VARIABLE):
+        test = os.environ["PYTEST_CURRENT_TEST"].partition("::")[2].partition(" ")[0]
+        with Path(path).open("a") as file:
+            file.write(json.dumps({"test": test, **counts}) + "\n")
 
 
 class WorkerProcess:

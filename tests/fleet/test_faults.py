@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,20 +24,31 @@ from ..tuning_db.conftest import serving
 from ..tuning_db.queue.conftest import problems
 from ..tuning_db.queue.conftest import worker as a_worker
 from ..tuning_db.stalling import StallingProxy
-from .conftest import CONFIGS, PLUGIN, Workers, address, queue_squares, wait_for
+from .conftest import CONFIGS, PLUGIN, Workers, address, counted, queue_squares, wait_for
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 
 
-def decided_once(url: str, jobs: int) -> None:
-    """Every job is done, each of its problems was decided once, and each candidate has one lasting trial."""
+def decided_once(url: str, jobs: int, before: Collection[str] = ()) -> None:
+    """Every job is done, each of its problems was decided once, and each candidate has one lasting trial.
+
+    ``before``: uids of trials that were stored before the fault, which are all there.
+    """
     with JobQueue.open(url) as queue, Store.open(url) as store:
-        status = queue.status()
-        assert (status.open, status.failed, sum(one.done for one in status.jobs)) == (0, 0, jobs), status
-        decisions = store.statistics().decisions
-        assert sum(one.decided for one in status.jobs) == decisions == len(store.winners())
-        tried = Counter((one.problem.key, one.candidate.key) for one in store.trials() if one.status == "ok")
+        status, stored = queue.status(), store.trials()
+        decisions, done = store.statistics().decisions, sum(one.done for one in status.jobs)
+        decided = sum(one.decided for one in status.jobs)
+        lost = set(before) - {one.uid for one in stored}
+        tried = Counter((one.problem.key, one.candidate.key) for one in stored if one.status == "ok")
+        repeated = sum(count - 1 for count in tried.values())
+        counted(
+            jobs=jobs, jobs_lost=jobs - done, decided=decided, decided_twice=decisions - decided,
+            trials_before=len(before), trials_lost=len(lost), trials_repeated=repeated,
+        )  # fmt: skip
+        assert (status.open, status.failed, done) == (0, 0, jobs), status
+        assert decided == decisions == len(store.winners())
         assert set(tried.values()) <= {1}
+        assert not lost
 
 
 def stored_trials(url: str) -> set[str]:
@@ -54,7 +65,7 @@ def test_a_killed_workers_job_is_finished_by_another(workers: Workers, server_ur
     before = stored_trials(server_url)
     second = workers.start(server_url, "--lease", "8")
     assert second.ends() == 0, second.told
-    decided_once(server_url, jobs=2)
+    decided_once(server_url, jobs=2, before=before)
     assert before <= stored_trials(server_url)
     with JobQueue.open(server_url) as queue:
         assert [one.outcome for one in queue.status().failures] == ["expired"]
@@ -86,7 +97,7 @@ def test_a_server_that_is_away_for_a_while_costs_nothing(workers: Workers, serve
         again.enter_context(serving(server_folder))
         assert one.ends() == 0, one.told
         assert "trying again" in one.told
-        decided_once(url, jobs=2)
+        decided_once(url, jobs=2, before=before)
         assert before <= stored_trials(url)
         with JobQueue.open(url) as queue:
             assert queue.status().failures == []
@@ -165,7 +176,7 @@ def test_a_worker_cut_off_by_a_stalled_network_decides_nothing(
         assert cut_off.ends() == 0, cut_off.told
         assert other.ends() == 0, other.told
     assert "the lease was lost" in cut_off.told or "lost after" in cut_off.told
-    decided_once(server_url, jobs=1)
+    decided_once(server_url, jobs=1, before=before)
     assert before <= stored_trials(server_url)
 
 
@@ -189,5 +200,7 @@ def test_two_hundred_workers_share_one_server_that_takes_sixty_connections(serve
         with ThreadPoolExecutor(count) as pool:
             assert sum(pool.map(work, range(count))) == jobs
         status = queue.status()
+        done = sum(one.done for one in status.jobs)
+        counted(jobs=jobs, jobs_lost=jobs - done, workers=count)
         assert [(one.done, one.failed) for one in status.jobs] == [(jobs, 0)]
         assert (len(status.workers), status.failures) == (count, [])

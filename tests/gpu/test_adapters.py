@@ -66,6 +66,18 @@ SIZES: Mapping[str, tuple[Mapping[str, Value], ...]] = {
     "attention": PROMPTS,
     "attention_backward": PROMPTS,
     "attention_decode": CACHES,
+    "mla_decode": tuple(
+        {
+            "batch": 5,
+            "heads": 16,
+            "kv_len": 1024,
+            "kv_lora_rank": 512,
+            "rope_dim": 64,
+            "page": page,
+            "lengths": "uniform",
+        }
+        for page in (64, False)
+    ),
 }
 
 
@@ -92,7 +104,7 @@ def built(implementation: Implementation, problem: Problem, values: tuple[Any, .
     return build(op, candidate, problem, op.arguments(values), device)
 
 
-@pytest.mark.parametrize(("name", "implementation"), adapters())
+@pytest.mark.parametrize(("name", "implementation"), [*adapters()])
 def test_numbers_are_those_of_the_reference(name: str, implementation: Implementation) -> None:
     op = registry.ops()[name]
     for problem in supported(name, implementation):
@@ -106,7 +118,7 @@ def test_numbers_are_those_of_the_reference(name: str, implementation: Implement
         assert judgement.ok, (problem, judgement)
 
 
-@pytest.mark.parametrize(("name", "implementation"), adapters())
+@pytest.mark.parametrize(("name", "implementation"), [*adapters()])
 def test_what_says_that_it_is_capturable_is_captured(name: str, implementation: Implementation) -> None:
     op = registry.ops()[name]
     problem = supported(name, implementation)[0]

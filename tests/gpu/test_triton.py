@@ -174,6 +174,7 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         ]
         for kind, zeros, order in (
             ("int8", "integer", True), ("int2", "float", False), ("int1", "none", False), ("nf4", "none", False),
+            ("w4a16", "float", True),
         )
     },
     **{

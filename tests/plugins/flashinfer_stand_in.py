@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 
 from registry.contracts.attention.attention import attention_reference
+from registry.contracts.attention.mla_decode import mla_decode_reference
 from registry.contracts.decoder.rotary_embedding import rotary_embedding_reference
 from registry.contracts.norm import rms_norm_reference
 
@@ -231,3 +233,52 @@ class BatchDecodeWithPagedKVCacheWrapper:
             parts.append((out[0].to(q.dtype), lse[0].t() / math.log(2.0)))
         outs, lses = zip(*parts, strict=True)
         return torch.cat(outs), torch.cat(lses)
+
+
+class MLAPlanMetadata(NamedTuple):
+    qo_indptr: torch.Tensor
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor
+    kv_len_arr: torch.Tensor
+
+    @classmethod
+    def csr(
+        cls, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, kv_indices: torch.Tensor, kv_len_arr: torch.Tensor
+    ) -> MLAPlanMetadata:
+        return cls(qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+
+
+class BatchMLAPagedAttentionWrapper:
+    def __init__(self, float_workspace_buffer: torch.Tensor) -> None:
+        pass
+
+    def plan(
+        self, *, metadata: MLAPlanMetadata, num_heads: int, head_dim_ckv: int, head_dim_kpe: int, page_size: int,
+        causal: bool, sm_scale: float, q_data_type: torch.dtype, kv_data_type: torch.dtype,
+        query_layout: str, kv_cache_layout: str, lse_mode: str,
+    ) -> None:  # fmt: skip
+        assert {each.dtype for each in metadata} == {torch.int32}
+        assert (query_layout, kv_cache_layout, lse_mode, causal) == ("packed", "packed", "basee", False)
+        assert metadata.qo_indptr.tolist() == list(range(len(metadata.kv_len_arr) + 1))
+        ends = metadata.kv_indptr.tolist()
+        self.pages = [metadata.kv_indices[begin:end].long() for begin, end in itertools.pairwise(ends)]
+        self.lengths, self.sizes = metadata.kv_len_arr.tolist(), (num_heads, head_dim_ckv + head_dim_kpe, page_size)
+        self.rank, self.scale = head_dim_ckv, sm_scale
+
+    def run(
+        self, *, query: torch.Tensor, kv_cache: torch.Tensor, return_lse: bool, return_lse_base_on_e: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert return_lse
+        assert return_lse_base_on_e
+        assert self.sizes == (query.shape[1], query.shape[2], kv_cache.shape[1])
+        parts = []
+        for row, pages, length in zip(query, self.pages, self.lengths, strict=True):
+            assert -(-length // kv_cache.shape[1]) == len(pages)
+            keys = kv_cache[pages].flatten(0, 1)[None, :length]
+            lengths = torch.tensor([length], dtype=torch.int32)
+            parts.append(mla_decode_reference(row[None], keys, lengths, self.rank, self.scale))
+        outs, lses = zip(*parts, strict=True)
+        return torch.cat(outs), torch.cat(lses)
+
+
+mla = SimpleNamespace(MLAPlanMetadata=MLAPlanMetadata)

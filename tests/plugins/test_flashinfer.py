@@ -18,8 +18,9 @@ from registry.device import Device
 from registry.implementation import Implementation
 from registry.problem import Problem, Value
 from registry.testing import check_implementation
-from registry_flashinfer import adapting, append, decode, gated, norms, prefill, rotary
+from registry_flashinfer import adapting, append, decode, gated, mla, norms, prefill, rotary
 
+from ..tiers import one_of_each
 from . import flashinfer_stand_in
 
 H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", 132, 141 << 30, 60 << 20)
@@ -36,6 +37,7 @@ NAMES = {
     "kv_cache_append": ["kv_cache_append"],
     "attention": ["single", "batch"],
     "attention_decode": ["cuda_cores", "tensor_cores"],
+    "mla_decode": ["mla_decode"],
 }
 ROWS: Mapping[str, Value] = {"rows": 5, "cols": 48}
 HEADS: Mapping[str, Value] = {"heads": 6, "kv_heads": 2, "head_dim": 64}
@@ -43,8 +45,11 @@ PROMPT: Mapping[str, Value] = {
     "batch": 1, "q_len": 5, "kv_len": 9, "causal": True, "mask": "none", "softcap": False, "span": False, **HEADS,
 }  # fmt: skip
 CACHE: Mapping[str, Value] = {
-    "batch": 3, "q_len": 1, "kv_len": 40, "page": 8, "span": False, "softcap": False, "lengths": "uniform",
+    "batch": 3, "q_len": 1, "kv_len": 24, "page": 8, "span": False, "softcap": False, "lengths": "uniform",
     "kv_dtype": "auto", **HEADS,
+}  # fmt: skip
+LATENT: Mapping[str, Value] = {
+    "batch": 3, "heads": 4, "kv_len": 24, "kv_lora_rank": 512, "rope_dim": 64, "page": 8, "lengths": "uniform",
 }  # fmt: skip
 TOKENS: Mapping[str, Value] = {"tokens": 7, "kv_heads": 2, "head_dim": 64}
 DIMS: Mapping[str, Mapping[str, Value]] = {
@@ -57,6 +62,7 @@ DIMS: Mapping[str, Mapping[str, Value]] = {
     "kv_cache_append": {**TOKENS, "block_size": 4, "kv_dtype": "auto"},
     "attention": PROMPT,
     "attention_decode": CACHE,
+    "mla_decode": LATENT,
 }
 
 
@@ -76,12 +82,12 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _library(monkeypatch: pytest.MonkeyPatch, _kernels: None) -> Iterator[None]:
-    for module in (append, decode, gated, norms, prefill, rotary):
+    for module in (append, decode, gated, mla, norms, prefill, rotary):
         monkeypatch.setattr(module, "library", lambda: flashinfer_stand_in)
     for module in (adapting, library_function):
         monkeypatch.setattr(module, "installed_version", lambda _: "0.7.2")
     yield
-    for cached in (prefill._planned, decode._wrapper, adapting.workspace):
+    for cached in (prefill._planned, decode._wrapper, mla._wrapper, adapting.workspace):
         cached.cache_clear()
 
 
@@ -113,6 +119,7 @@ def test_what_it_runs_has_no_reason() -> None:
         (prefill.prefill_reasons, problem_of("attention", causal=False, span=4), H200, "has no end after a query's"),
         (prefill.single_reasons, problem_of("attention", batch=2), H200, "batch is 2, expected 1"),
         (prefill.batch_reasons, problem_of("attention"), H200, "flashinfer.single serves"),
+        (mla.mla_reasons, problem_of("mla_decode", rope_dim=32), H200, "expected 512 and 64"),
     ],
 )
 def test_every_reason_is_given(reasons: Any, problem: Problem, device: Device, part: str) -> None:
@@ -139,43 +146,50 @@ def test_without_the_library_it_is_named(op: str) -> None:
         assert list(one.unsupported(problem_of(op), H200)) == [missing]
 
 
-CASES: list[tuple[str, int, list[Mapping[str, Value]]]] = [
-    ("rms_norm", 0, [{}]),
-    ("fused_add_rms_norm", 0, [{}]),
-    ("layer_norm", 0, [{}]),
-    ("silu_and_mul", 0, [{}]),
-    ("gelu_and_mul", 0, [{}, {"approximate": "none"}]),
-    ("rotary_embedding", 0, [{}, {"style": "gptj"}]),
-    ("kv_cache_append", 0, [{}, {"tokens": 1}]),
-    ("attention", 0, [{}, {"span": 3, "softcap": True}]),
-    ("attention", 1, [{"batch": 3, "q_len": 9}, {"batch": 2, "causal": False}]),
-    ("attention_decode", 0, [{}, {"page": False, "kv_dtype": "float8_e4m3fn"}]),
-    ("attention_decode", 1, [{"q_len": 2, "span": 5, "softcap": True, "dtype": "float16"}]),
+CASES = [
+    ("rms_norm", 0, {}),
+    ("fused_add_rms_norm", 0, {}),
+    ("layer_norm", 0, {}),
+    ("silu_and_mul", 0, {}),
+    ("gelu_and_mul", 0, {}),
+    ("gelu_and_mul", 0, {"approximate": "none"}),
+    ("rotary_embedding", 0, {}),
+    ("rotary_embedding", 0, {"style": "gptj"}),
+    ("kv_cache_append", 0, {}),
+    ("kv_cache_append", 0, {"tokens": 1}),
+    ("attention", 0, {}),
+    ("attention", 0, {"span": 3, "softcap": True}),
+    ("attention", 1, {"batch": 3, "q_len": 9}),
+    ("attention", 1, {"batch": 2, "causal": False}),
+    ("attention_decode", 0, {}),
+    ("attention_decode", 0, {"page": False, "kv_dtype": "float8_e4m3fn"}),
+    ("attention_decode", 1, {"q_len": 2, "span": 5, "softcap": True, "dtype": "float16"}),
+    ("mla_decode", 0, {}),
+    ("mla_decode", 0, {"page": False}),
 ]
 
 
-@pytest.mark.parametrize(("op", "place", "given"), CASES)
+@pytest.mark.parametrize(("op", "place", "dims"), one_of_each(CASES, lambda op, place, dims: op))
 @pytest.mark.usefixtures("_library", "one_thread")
-def test_what_is_made_of_its_functions_is_the_op(op: str, place: int, given: list[Mapping[str, Value]]) -> None:
+def test_what_is_made_of_its_functions_is_the_op(op: str, place: int, dims: Mapping[str, Value]) -> None:
     own = copy.copy(implementations(op)[place])
     reasons = own.unsupported
     # on the CPU, which the library does not run on
     vars(own)["device_types"] = frozenset({"cpu"})
     vars(own)["unsupported"] = lambda *asked: [one for one in reasons(*asked) if "NVIDIA" not in one]
-    report = check_implementation(own, OPS[op], problems=[problem_of(op, **dims) for dims in given], device="cpu")
-    assert len(report.checked) > len(given)
+    assert len(check_implementation(own, OPS[op], problems=[problem_of(op, **dims)], device="cpu").checked) > 1
 
 
 def _functions() -> Iterator[Any]:
     for name, found in vars(flashinfer_stand_in).items():
-        if inspect.isclass(found) and found.__module__ == flashinfer_stand_in.__name__:
+        if name.endswith("Wrapper"):
             yield from (pytest.param(name, method, id=f"{name}.{method}") for method in ("__init__", "plan", "run"))
         elif inspect.isfunction(found) and found.__module__ == flashinfer_stand_in.__name__:
             yield pytest.param(name, "", id=name)
 
 
 @pytest.mark.skipif(find_spec("flashinfer") is None, reason="FlashInfer is not installed")
-@pytest.mark.parametrize(("name", "method"), _functions())
+@pytest.mark.parametrize(("name", "method"), [*_functions()])
 def test_the_stand_in_has_the_library_s_signatures(name: str, method: str) -> None:
     own, theirs = getattr(flashinfer_stand_in, name), getattr(importlib.import_module("flashinfer"), name)
     if method:

@@ -49,6 +49,8 @@ STATIC: Mapping[str, Value] = {
     "kv_lora_rank": 512,
     "rope_dim": 64,
     "page": False,
+    "kv_lora_rank": 512,
+    "rope_dim": 64,
     "span": False,
     "lengths": "full",
     "dtype": "bfloat16",
@@ -56,6 +58,8 @@ STATIC: Mapping[str, Value] = {
 TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {
     ("gemm_int8", "torch.int8pack"): {"group_size": 4096},
     ("scaled_mm", "torch.int_mm"): {"dtype": "int8"},
+    ("scaled_mm", "cublaslt.fp8"): {"dtype": "float8_e4m3fn", "out_dtype": "bfloat16", "scales": "row"},
+    ("scaled_mm", "cublaslt.int8"): {"dtype": "int8"},
     ("scaled_mm", "cpp.amx"): {"dtype": "int8"},
     ("scaled_mm", "cpp.dot"): {"dtype": "int8"},
     ("attention", "torch.sdpa_efficient"): {"kv_heads": 32},
@@ -73,8 +77,12 @@ LIBRARIES = {
     "flash_attn.fa4": "flash_attn",
     "flash_attn.fa3": "flash_attn_interface",
     "flash_attn.fa2": "flash_attn_2_cuda",
+    "cublaslt.": "nvmath",
 }
-ABSENT = tuple(start for start, module in LIBRARIES.items() if find_spec(module) is None)
+ABSENT = (
+    *(start for start, module in LIBRARIES.items() if find_spec(module) is None),
+    *(() if torch.backends.cusparselt.is_available() else ("torch.cusparselt",)),
+)
 """How the names of implementations begin whose library is not installed here: these support nothing."""
 KINDS = [
     (op, one)

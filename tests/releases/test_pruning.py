@@ -59,7 +59,9 @@ def test_a_site_is_forgotten_when_nobody_asks_for_it(tmp_path: Path) -> None:
         dated(folder / f"{name}.db", 100)
     (folder / ".making-1").mkdir()
     dated(folder / ".making-1", 3)
-    assert prune(90) == [folder / ".making-1", folder / "unread.db", folder / f"unread{PRESENT}"]
+    expected = [folder / ".making-1", folder / "unread.db", folder / f"unread{PRESENT}"]
+    assert prune(90, dry=True) == expected
+    assert prune(90) == expected
     assert (folder / "away.db").exists()
 
 

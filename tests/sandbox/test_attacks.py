@@ -1,4 +1,4 @@
-"""A submission attacks its judge, or the next one. Each attack works without a sandbox, and in one fails for a reason."""
+"""A submission attacks its judge, or the next one. Each attack works without a sandbox; in one it has no effect."""
 
 from __future__ import annotations
 

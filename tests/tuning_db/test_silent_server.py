@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,20 @@ def test_a_client_that_is_cut_off_within_a_transaction_holds_its_locks_no_longer
         with pytest.raises(LostDatabaseError):
             hold()
     assert fleet.takes(one).op == "softmax"
+
+
+def test_a_process_that_stood_still_within_a_transaction_may_repeat_it(postgresql_url: str) -> None:
+    with JobQueue.open(postgresql_url, silence_s=SILENCE_S) as queue:
+
+        def stand_still() -> None:
+            with queue._opened.writing() as session:
+                session.execute(text("SELECT 1"))
+                time.sleep(3 * SILENCE_S)
+                session.execute(text("SELECT 1"))
+
+        with pytest.raises(LostDatabaseError):
+            stand_still()
+        assert queue.seconds() > 0
 
 
 @pytest.mark.thorough

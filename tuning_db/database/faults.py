@@ -76,6 +76,9 @@ def translated(shown: str, fault: BaseException | None) -> TuningDBError:
         return ReadOnlyDatabaseError(f"{shown} can only be read ({_first_line(fault)})", hint=_MOVE)
     if state in {"42501", "3F000"}:  # without any right to the schema the server says that there is none
         return TuningDBError(f"{shown} does not let this user do that ({_first_line(fault)})", hint=_GRANT)
+    if state == _TOO_LONG_IDLE:
+        hint = "this process, or its network, stood still within a transaction, which the server has ended"
+        return LostDatabaseError(f"{shown} has closed the connection ({_first_line(fault)})", hint=hint)
     if _is_operational(fault) and (state is None or state[:2] in {"08", "28", "3D", "57"}):
         hint = f"check that the server runs and takes this user, or {_MOVE}"
         kind = LostDatabaseError if state is None or state in _GOING or state[:2] == "08" else UnreachableDatabaseError
@@ -85,6 +88,9 @@ def translated(shown: str, fault: BaseException | None) -> TuningDBError:
 
 _GOING = frozenset({"57P01", "57P02", "57P03"})
 """PostgreSQL's codes for a server that is shut down, has crashed, or is starting and accepts no connection yet."""
+
+_TOO_LONG_IDLE = "25P03"
+"""PostgreSQL's code for a session that it has ended since its client was silent within a transaction."""
 
 
 def _is_operational(fault: BaseException | None) -> bool:

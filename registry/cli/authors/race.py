@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import RegistryError
+from ...errors import RegistryError, in_a_line
 from ..display import text
 from ..display.table import Column, Group, print_table
 from ..options import DeviceName, Json, Plugins, catalog_with, device_of, number
@@ -49,6 +49,10 @@ Workloads = Annotated[
     Path | None,
     typer.Option("--workloads", metavar="FILE", help="FlashInfer-Bench's workloads, JSON or JSON lines."),
 ]
+
+_RANKED_BY = (
+    "ranked by ratios of times that were taken side by side; a median is of all times of one, taken at any time"
+)
 
 _COLUMNS = (
     Column("rank", right=True),
@@ -202,7 +206,16 @@ def _problem(problem: Path | None, op: str | None) -> ImportedProblem | None:
 
     if (problem is None) == (op is None):
         raise RegistryError("expected one of --problem and --op", hint="--problem FILE, or --op softmax")
-    return None if problem is None else imported(problem)
+    if problem is None:
+        return None
+    found = imported(problem)
+    try:
+        found.op  # noqa: B018  (the problem file is run here: what is wrong with it is told before anything else)
+    except RegistryError:
+        raise
+    except Exception as fault:
+        raise RegistryError(f"{problem}: {in_a_line(fault)}", hint="the problem file is run to make its op") from fault
+    return found
 
 
 @contextmanager
@@ -237,6 +250,8 @@ def _show(standings: Sequence[RaceStanding]) -> None:
         title = "" if one.problem is None else text.named(one.problem)
         groups.setdefault(title or "no known form", []).append(_row(one))
     print_table(_COLUMNS, [Group(title, rows) for title, rows in groups.items()])
+    if any(one.in_finals for one in standings):
+        text.say(_RANKED_BY)
 
 
 def _row(one: RaceStanding) -> list[str]:
@@ -245,4 +260,4 @@ def _row(one: RaceStanding) -> list[str]:
         interval = f"{text.microseconds(one.low_us)} to {text.microseconds(one.high_us)}"
     median = "" if one.median_us is None else text.microseconds(one.median_us)
     times = "" if one.times_reference is None else f"{one.times_reference:.2f}"
-    return [str(one.rank or ""), one.label, one.status, median, interval, times, one.reason]
+    return [str(one.rank or ""), one.label, one.status, median, interval, times, text.shortened(one.reason)]

@@ -26,6 +26,7 @@ NOTHING = "-"
 """The text for a missing value."""
 
 _BEYOND_A_COPY = 2.0
+_LONGEST_REASON = 300
 
 
 def width() -> int | None:
@@ -177,3 +178,11 @@ def plural(count: int, noun: str) -> str:
     if count == 1:
         return f"1 {noun}"
     return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
+
+
+def shortened(reason: str) -> str:
+    """A reason that fits into a table: the first line, of a compiler's many also the one with the error."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    errors = [line for line in lines[1:] if "error" in line.lower()]
+    told = " ".join([lines[0], *errors[:1]] if errors else lines)
+    return told if len(told) <= _LONGEST_REASON else f"{told[:_LONGEST_REASON]}…"

@@ -54,8 +54,9 @@ TensorParallel = Annotated[
 QuantizedAs = Annotated[
     str,
     typer.Option(
-        "--quantize", metavar="none|int4|int8|fp8",
-        help="With --model: how the weights of its layers are held; the head is not quantised.",
+        "--quantize", metavar="none|int4|int8|fp8|w8a8|w4a8",
+        help="With --model: how the weights of its layers are held, and with fp8 (float8), w8a8 and w4a8 (int8) what"
+        " activations are rounded to; the head is not quantised.",
     ),
 ]  # fmt: skip
 GroupSize = Annotated[
@@ -64,7 +65,7 @@ GroupSize = Annotated[
         "--group-size",
         metavar="K",
         parser=whole_number,
-        help="With --quantize int4 or int8: weights that share a scale.",
+        help="With --quantize int4, int8 or w4a8: weights that share a scale.",
     ),
 ]
 Separate = Annotated[

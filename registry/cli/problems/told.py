@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from ...errors import RegistryError, UnknownNameError
 from .options import ModelOptions, sizes
@@ -101,7 +101,7 @@ def _workload(told: ModelOptions, dtype: str) -> Workload:
         batch=sizes("--batch", told.batch, Workload.batch),
         context=sizes("--context", told.context, Workload.context),
         dtype=told.dtype or dtype,
-        quantize=cast("Literal['none', 'int4', 'int8', 'fp8']", told.quantize),
+        quantize=cast("Quantization", told.quantize),
         group_size=told.group_size,
         separate=told.separate,
         page=told.page,

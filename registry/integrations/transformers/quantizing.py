@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ...contracts.checks import HALVES
 from ...errors import InvalidArgumentError, UnknownNameError
 from ...nn import PackedA8Linear, PackedExpertsMlp, PackedLinear, ScaledLinear
-from ...problem import dtype_name
 from .quantization import RegistryConfig
 from .quantization.experts import BITS, DOWN, GATE_UP, expert_modules, put_experts, rounded
 from .quantization.fitting import group_size_for
@@ -45,11 +43,11 @@ def pack_linears(model: Any, config: RegistryConfig, *, lm_head: bool, report: A
     """Replace linear layers by packed ones; the output layer only with ``lm_head``. True if there was one.
 
     ``save_pretrained`` writes the packed ones then. Raises InvalidArgumentError, before anything is replaced, for
-    weights that are not loaded, and for float32 weights that 4 bits would need to be multiplied with.
+    weights that are not loaded.
     """
     layers = list(linear_layers(model))
     for name, linear in layers:
-        _check(name, linear, config)
+        _check(name, linear)
     found: Any = getattr(model, "get_output_embeddings", lambda: None)
     output = found()
     packed = False
@@ -80,15 +78,9 @@ def _pack_experts(model: torch.nn.Module, config: RegistryConfig, report: ApplyR
     return any(isinstance(model.get_submodule(name), PackedExpertsMlp) for name, _ in found)
 
 
-def _check(name: str, linear: torch.nn.Linear, config: RegistryConfig) -> None:
+def _check(name: str, linear: torch.nn.Linear) -> None:
     if linear.weight.is_meta:
         raise InvalidArgumentError(f"apply: the weight of {name} is not loaded", hint="load the model's weights first")
-    if config.bits == 4 and config.codebook is None and linear.weight.dtype not in HALVES:
-        raise InvalidArgumentError(
-            f"apply: the weight of {name} is {dtype_name(linear.weight.dtype)}; gemm_int4 multiplies float16 and"
-            " bfloat16",
-            hint='model.to(torch.bfloat16), or quantize="nf4" or "int8"',
-        )
 
 
 def _packed(linear: torch.nn.Linear, config: RegistryConfig) -> torch.nn.Module:

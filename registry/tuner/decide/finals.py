@@ -15,6 +15,7 @@ from ..jobs import BlockJob, Entrant, JobAnswer, Outcome, TimedBlock, Verificati
 from ..measure.protocol import TimingProtocol
 from ..search.findings import Finding, Findings
 from ..storing import RunStore
+from ..verify.probe_inputs import group_of
 from .contest import Contest, Met, challengers
 from .judge import (
     ATTEMPTS,
@@ -137,6 +138,8 @@ class Finals:
         Whoever is wrong is stored as wrong, and the next of the pre-final takes its place, or the next incumbent.
         """
         while asked := [(contest, one) for contest in self._contests for one in contest.unprobed]:
+            # those that share probes one after another: they then meet one worker
+            asked.sort(key=lambda pair: group_of(pair[0].findings.plan.op, pair[0].findings.plan.problem))
             self._observe(ProbesStarted(len(asked)))
             jobs = [self._verification(contest, one) for contest, one in asked]
             for (contest, candidate), answer in zip(asked, runner.run_blocks(jobs), strict=True):

@@ -19,6 +19,9 @@ Called = tuple[str, Mapping[str, Value]]
 CalledKey = tuple[str, tuple[tuple[str, Value], ...]]
 """A ``Called`` that can be counted."""
 
+_ROUNDED = {"fp8": "float8_e4m3fn", "w8a8": "int8", "w4a8": "int8"}
+"""What activations are rounded to, by the quantisation of the layers."""
+
 
 def called(decoder: Decoder, workload: Workload) -> Counter[CalledKey]:
     """Op and dimensions of each problem, with its number of calls in a request, or in a training step."""
@@ -216,16 +219,21 @@ class _Step:
         elif kind == "int8":
             form: Dims = {"group_size": group, "zeros": "integer", "act_order": False}
             yield "gemm_int8", {**sizes, **form, "bias": product.bias, "dtype": self._dtype}
-        elif kind == "fp8":
-            token: Dims = {"m": m, "k": product.inputs, "group_size": product.inputs, "out_dtype": "float8_e4m3fn"}
+        elif kind in _ROUNDED:
+            rounded = _ROUNDED[kind]
+            token: Dims = {"m": m, "k": product.inputs, "group_size": product.inputs, "out_dtype": rounded}
             yield "quantize_per_token", {**token, "scale": False, "dtype": self._dtype}
-            scaled: Dims = {"scales": "row", "bias": product.bias, "out_dtype": self._dtype, "dtype": "float8_e4m3fn"}
-            yield "scaled_mm", {**sizes, **scaled}
+            if kind == "w4a8":
+                held: Dims = {"group_size": group, "activation": rounded, "zeros": "integer", "act_order": False}
+                yield "gemm_w4a8", {**sizes, **held, "static": False, "bias": product.bias, "dtype": self._dtype}
+            else:
+                scaled: Dims = {"scales": "row", "bias": product.bias, "out_dtype": self._dtype, "dtype": rounded}
+                yield "scaled_mm", {**sizes, **scaled}
         else:
             yield from self._differentiated("linear", {**sizes, "bias": product.bias, "dtype": self._dtype})
 
     def _grouped(self, dims: Mapping[str, Value]) -> Iterator[Called]:
-        if self._workload.quantize == "int4":
+        if self._workload.quantize in ("int4", "w4a8"):
             form: Dims = {"group_size": min(self._workload.group_size, int(dims["k"])), "zeros": "integer"}
             yield "grouped_gemm_int4", {**dims, **form, "dtype": self._dtype}
         else:

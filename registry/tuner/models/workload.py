@@ -8,7 +8,7 @@ from typing import Literal
 NEW_TOKENS = 128
 """Tokens that a request makes, for the weights: each decode step counts so often, the prompt once."""
 
-Quantization = Literal["none", "int4", "int8", "fp8"]
+Quantization = Literal["none", "int4", "int8", "fp8", "w8a8", "w4a8"]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ..jobs import PROBED, Entrant, Failed, Outcome, TrialJob
 from ..measure.protocol import TimingProtocol
 from ..planning.problems import ProblemPlan
 from ..storing import RunStore
+from ..verify.probe_inputs import group_of
 from ..workers.crew import Crew
 from ..workers.tuned_device import TunedDevice
 from .findings import Finding
@@ -54,7 +55,8 @@ class SearchLoop:
     """Searches problems, several at a time, so that the devices have work while variants compile.
 
     A problem is searched on one device, which makes its inputs and references once. A device that may have more
-    searches begins the next one. When no problem is left, a device without a search takes one over from another.
+    searches begins the next one, if it can of a problem that shares probes with one that it has had. When no problem is
+    left, a device without a search takes one over from another.
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class SearchLoop:
         self._active: list[SearchState] = []
         self._place: dict[SearchState, TunedDevice] = {}
         """The device on which each active search tries its candidates."""
+        self._group_on: dict[str, TunedDevice] = {}
+        """The device that has begun the first problem of a group that shares probes."""
         self._ready: collections.deque[_Ready] = collections.deque()
         self._sent: dict[int, tuple[_Ready, TunedDevice]] = {}
         self._built: collections.deque[tuple[Waiting, tuple[Artifact, ...]]] = collections.deque(maxlen=_REMEMBERED)
@@ -90,7 +94,7 @@ class SearchLoop:
                 for search in self._active:
                     search.stop()
             while queue and len(self._on(device := self._least_busy())) < _ACTIVE_PROBLEMS:
-                self._begin(begin(queue.popleft(), over), device)
+                self._begin(begin(self._next(queue, device), over), device)
             if not queue:
                 self._take_over()
             self._advance()
@@ -130,6 +134,21 @@ class SearchLoop:
 
     def _least_busy(self) -> TunedDevice:
         return min(self._crew.devices, key=lambda device: len(self._on(device)))
+
+    def _next(self, queue: collections.deque[ProblemPlan], device: TunedDevice) -> ProblemPlan:
+        """Take from the queue the next problem for a device: of a group that it has begun, else that nobody has.
+
+        Problems of a group share probes, whose inputs and references each worker makes for itself.
+        """
+        groups = [group_of(plan.op, plan.problem) for plan in queue] if len(self._crew.devices) > 1 else []
+        owners = [self._group_on.get(group) for group in groups]
+        wanted = next((owner for owner in (device, None) if owner in owners), None)
+        place = owners.index(wanted) if wanted in owners else 0
+        if groups:
+            self._group_on.setdefault(groups[place], device)
+        plan = queue[place]
+        del queue[place]
+        return plan
 
     def _take_over(self) -> None:
         """Move a search from the device that has the most to one without any, if the former keeps another."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import os
 import selectors
@@ -21,6 +20,7 @@ from ..limits import Limits
 from ..processes.cores import compiling_cores
 from .compile_pool import CompilePool
 from .device_client import DeviceWorker, WorkerProgram
+from .stretches import Stretches
 from .tuned_device import TunedDevice
 
 _TICK_S = 0.5
@@ -64,7 +64,7 @@ class Crew:
         self._returned: list[TrialJob] = []
         self.blocks: list[tuple[float, float]] = []
         """For every series of blocks: its seconds, and the seconds that the workers measured."""
-        self._queued: collections.deque[BlockJob | VerificationJob] = collections.deque()
+        self._queued = Stretches[BlockJob | VerificationJob](len(self._all))
         self._blocks: dict[int, JobAnswer] = {}
         self._jobs = 0
         self._began = time.monotonic()
@@ -110,12 +110,12 @@ class Crew:
     def run_blocks(self, jobs: Sequence[BlockJob | VerificationJob]) -> list[JobAnswer]:
         """Run blocks and verifications on the present workers; answers in the jobs' order. A crash costs a job.
 
-        A worker that has nothing to do takes the next job.
+        Jobs that follow each other and have something in common meet one worker, see ``Stretches``.
         """
         self._let_compilers_end()
         began = time.monotonic()
         numbered = [replace(job, id=self.next_job()) for job in jobs]
-        self._queued.extend(numbered)
+        self._queued.put(numbered)
         answers = [self.end_block(job.id) for job in numbered]
         at_work = sum(answer.seconds for answer in answers)
         self.blocks.append((round(time.monotonic() - began, 3), round(at_work, 3)))
@@ -207,16 +207,18 @@ class Crew:
             self._note(f"{' '.join(one.lost.split())}; the run goes on without it, on {others}")
             for job in one.unanswered():
                 if not isinstance(job, TrialJob):
-                    self._queued.append(job)
+                    self._queued.put_back(job)
                 else:
                     self._returned.append(job)
             one.close()
 
     def _feed_blocks(self) -> None:
         # one at a time: a block's message is long, and a full pipe to a child that hangs would block this loop
-        for one in self.devices:
-            if self._queued and one.worker is not None and one.worker.idle:
-                one.worker.submit(self._queued.popleft())
+        for place, one in enumerate(self._all):
+            if one in self.devices and one.worker is not None and one.worker.idle:
+                job = self._queued.take(place)
+                if job is not None:
+                    one.worker.submit(job)
 
     def _let_compilers_end(self) -> None:
         """On a CPU, wait until nothing compiles: compilers and worker want the same cores."""

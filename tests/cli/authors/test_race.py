@@ -63,6 +63,7 @@ def test_a_race_ranks_the_right_and_refuses_the_wrong(
     assert standings["copy.py"]["status"] == "wrong_result"
     assert "signed inputs" in standings["copy.py"]["reason"]
     assert standings["nothing.py"]["status"] == "refused"
+    assert "expected ModelNew, custom_kernel" in standings["nothing.py"]["reason"]
     assert standings["kernelbench.reference"]["status"] == "ok"
 
 

@@ -38,6 +38,36 @@ def test_a_file_is_checked(command: Command, here: Path) -> None:
     assert "ok      contract: acme::double" in told.out
 
 
+def test_defaults_of_the_function_and_one_dtype_need_not_be_given(command: Command, here: Path) -> None:
+    (here / "mine.py").write_text(
+        "import torch\ndef scaled(x, by: float = 2.0, minus: float = 0.5):\n    return x * by - minus\n"
+        "def inputs():\n    return torch.randn(4, 5), 3.0\n"
+    )
+    given = ("--op", "acme::scaled", "--from", "reference", "--function", "mine.py", "--no-check")
+    assert command("registry", "scaffold", *given).code == 0
+    assert "acme::scaled(Tensor x, float by=3.0, float minus=0.5) -> Tensor y" in (here / "acme.py").read_text()
+    told = command("registry", "scaffold", "--op", "square", "--dims", "n=100", "--out", "start.py", "--no-check")
+    assert told.code == 0, told.err
+    assert "'dtype': 'float32'" in (here / "start.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("def double(x):\n    return 3\ndef inputs():\n    return torch.ones(2),", "double returns int"),
+        ("def double(x, y):\n    return x\ndef inputs():\n    return torch.ones(2),", "the function takes 2"),
+        ("def double(*x):\n    return x\ndef inputs():\n    return torch.ones(2),", "double takes *x"),
+        ("def double(x):\n    return x\ndef inputs():\n    raise OSError('gone')", "inputs(): OSError: gone"),
+    ],
+)
+def test_a_function_that_is_no_op_is_told(command: Command, here: Path, body: str, message: str) -> None:
+    (here / "mine.py").write_text(f"import torch\n{body}\n")
+    told = command("registry", "scaffold", *REFERENCE, "--no-check")
+    assert told.code == 2
+    assert message in told.err
+    assert not (here / "acme.py").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [

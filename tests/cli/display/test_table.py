@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from registry.cli.display import text
 from registry.cli.display.table import Column, Group, print_problems, print_table
 from registry.cli.display.text import pairs, say, wrapped
 from registry.cli.display.winners_table import print_results
@@ -201,3 +202,11 @@ def test_a_line_is_wrapped_between_words_and_a_long_word_has_its_own(
     monkeypatch.setenv("COLUMNS", "12")
     say("  a-hyphen does-not break")
     assert capsys.readouterr().out.splitlines() == ["  a-hyphen", "    does-not", "    break"]
+
+
+def test_of_a_compilers_many_lines_a_table_has_the_one_with_the_error() -> None:
+    told = "the build of square failed:\n  In file a.h:1,\n  main.cpp:2:52: error: 'y' was not declared\n  | ^\n"
+    assert text.shortened(told) == "the build of square failed: main.cpp:2:52: error: 'y' was not declared"
+    assert text.shortened("one\n  two\n") == "one two"
+    assert text.shortened("x" * 400) == "x" * 300 + "…"
+    assert text.shortened("") == ""

@@ -34,7 +34,9 @@ FORMS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Callable[..., Any]]
     "rms of two dimensions": ("rms_norm", (X, BLOCK), {}, lambda x, w: F.rms_norm(x, (3, 4), w, 1e-6)),
     "all dimensions": ("rms_norm", (X,), {"normalized_shape": (2, 3, 4)}, lambda x: F.rms_norm(x, (2, 3, 4), eps=1e-6)),
     "weight and bias of two": ("layer_norm", (X, BLOCK, BLOCK), {}, lambda x, w, b: F.layer_norm(x, (3, 4), w, b)),
-    "bias alone": ("layer_norm", (X, None, BLOCK), {"normalized_shape": (3, 4)}, lambda x, _, b: F.layer_norm(x, (3, 4), bias=b)),
+    "bias alone": (
+        "layer_norm", (X, None, BLOCK), {"normalized_shape": (3, 4)}, lambda x, _, b: F.layer_norm(x, (3, 4), bias=b)
+    ),
     "a size": ("layer_norm", (X, ROW), {"normalized_shape": 4}, lambda x, w: F.layer_norm(x, (4,), w)),
     "softmax in float32": (
         "softmax", (X, 1), {"dtype": torch.float32}, lambda x, dim: torch.softmax(x, dim, torch.float32)
@@ -143,6 +145,10 @@ def test_the_offset_of_a_half_weight_is_added_in_float32() -> None:
         ("vector_add", (X, X[:, :2]), {}, "x is 2x3x4 but y is 2x2x4\n  sizes must be equal, or 1"),
         ("vector_add", (X, X), {"alpha": True}, "alpha=True\n  expected a number"),
         ("vector_add", (X.long(), 2), {"alpha": 2}, "x is int64, expected float32"),
+        ("vector_add", (X.float(), 1e300), {}, r"a number is 1e\+300, too large for float32"),
+        ("vector_add", (X.float(), 10**400), {}, "a number is 1000"),
+        ("vector_add", (X.half(), X.half()), {"alpha": 1e39}, r"alpha is 1e\+39, too large for float32"),
+        ("vector_add", (X.to(torch.int8), 300), {}, "x is int8, expected float32"),
         ("cross_entropy", (X, X), {}, "target is float64, expected int64, a class for each row\n  of probabilities"),
         ("cross_entropy", (X, CLASSES[:, :2]), {}, r"logits has shape 2x3x4, expected \[rows, cols\]"),
     ],

@@ -101,7 +101,7 @@ def test_a_node_that_is_lost_is_replaced_by_one_that_joins(server_url: str) -> N
         assert running.fault is None, running.told
     assert sum("joined" in line for line in running.told) == 2
     assert any("the node has left" in line for line in running.told), running.told
-    decided_once(server_url, jobs=2)
+    decided_once(server_url, jobs=2, before=before)
     assert before <= stored_trials(server_url)
 
 
@@ -119,7 +119,7 @@ def test_a_head_that_is_started_again_finds_the_jobs_in_the_database(server_url:
         node(second)
         running.ends()
         assert running.fault is None, running.told
-    decided_once(server_url, jobs=2)
+    decided_once(server_url, jobs=2, before=before)
     assert before <= stored_trials(server_url)
 
 

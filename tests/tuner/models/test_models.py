@@ -111,6 +111,11 @@ def test_quantised_layers_call_the_ops_of_their_weights_and_the_head_does_not(bo
     fp8 = derived(box, "llama-3.1-8b", Workload((1,), (64,), quantize="fp8"))
     assert counted(fp8, "quantize_per_token", "m", "k")[1, 4096] == 3 * 32 * NEW_TOKENS
     assert counted(fp8, "scaled_mm", "m", "n", "dtype")[1, 28672, "float8_e4m3fn"] == 32 * NEW_TOKENS
+    w8a8 = derived(box, "llama-3.1-8b", Workload((1,), (64,), quantize="w8a8"))
+    assert counted(w8a8, "scaled_mm", "m", "n", "dtype")[1, 28672, "int8"] == 32 * NEW_TOKENS
+    w4a8 = derived(box, "llama-3.1-8b", Workload((1,), (64,), quantize="w4a8", group_size=64))
+    assert counted(w4a8, "quantize_per_token", "m", "k", "out_dtype")[1, 4096, "int8"] == 3 * 32 * NEW_TOKENS
+    assert counted(w4a8, "gemm_w4a8", "m", "n", "group_size", "activation")[1, 28672, 64, "int8"] == 32 * NEW_TOKENS
     int8 = derived(box, "phi-4", Workload((1,), (64,), quantize="int8"))
     assert len(int8.shapes.problems["gemm_int8"]) == 8
     experts = derived(box, "mixtral-8x7b-v0.1", Workload((1,), (64,), quantize="int4"))

@@ -247,3 +247,23 @@ def test_a_device_that_has_nothing_left_takes_over_a_search_and_one_that_fails_l
     if kind is Failing:
         assert {event.device for event in tried} == {"cpu:1"}
         assert crew.tried[1].count(64) == 1 + 3, "the copy floor, again, and all candidates"
+
+
+def test_problems_that_share_probes_begin_on_one_device(store: Store) -> None:
+    three, protocol = Three(), TimingProtocol.of(DEVICE)
+    choice = ImplementationPlan(three, three.space(PROBLEM, DEVICE), {"number": DEFAULT})
+    problems = [
+        Problem("softmax", {"rows": rows, "cols": cols, "dtype": "float32"})
+        for cols, rows in ((256, 64), (256, 128), (512, 64), (256, 192), (512, 128), (1024, 64))
+    ]
+    queue = collections.deque(ProblemPlan(problem, SOFTMAX, DEVICE, (choice,)) for problem in problems)
+    crew = Telling(Compiled({}), DEVICE, replace(DEVICE, index=1))
+    loop = SearchLoop(crew, DEVICE, protocol, RunStore(store, DEVICE, protocol, {}), print)
+    one, other = crew.devices
+    begun = [loop._next(queue, device).problem.dims for device in (one, other, one, one, one, one)]
+    assert [(dims["cols"], dims["rows"]) for dims in begun] == [
+        (256, 64), (512, 64),  # each a group of its own
+        (256, 128), (256, 192),  # of the group that it has begun
+        (1024, 64), (512, 128),  # of a group that nobody has begun, and at last what another would have taken
+    ]  # fmt: skip
+    assert not queue

@@ -41,11 +41,15 @@ DIMS: Mapping[str, dict[str, Value]] = {
     },
     **{
         f"gemm_{kind}": {"m": 3, **PACKED, "zeros": zeros, "bias": True}
-        for kind, zeros in (("int8", "none"), ("int2", "float"), ("int1", "integer"), ("nf4", "none"))
+        for kind, zeros in (
+            ("int8", "none"), ("int2", "float"), ("int1", "integer"), ("w4a16", "float"), ("nf4", "none"),
+        )
     },
     **{
         f"gemm_{kind}_backward": {"m": 33, **PACKED, "zeros": zeros}
-        for kind, zeros in (("int8", "integer"), ("int2", "none"), ("int1", "float"), ("nf4", "none"))
+        for kind, zeros in (
+            ("int8", "integer"), ("int2", "none"), ("int1", "float"), ("w4a16", "integer"), ("nf4", "none"),
+        )
     },
     "gemm_w4a8": {"m": 3, **PACKED, "zeros": "integer", "activation": "int8", "static": False, "bias": True},
     "gemm_w8a8": {"m": 3, **PACKED, "zeros": "none", "activation": "float8_e4m3fn", "static": True, "bias": False},

@@ -130,7 +130,7 @@ class LinearGroup:
         if weight is None or x.dtype is not weight.dtype:
             return None
         if isinstance(weight, PackedWeight):
-            packed: torch.Tensor = call(product_op(weight), x, weight)
+            packed: torch.Tensor = call(self._op, x, weight)
             return packed if self._bias is None else packed + self._bias
         if torch.is_autocast_enabled(x.device.type):
             return None
@@ -173,6 +173,7 @@ class LinearGroup:
         self._is_joined, layers = True, self.layers
         self._join_weights()
         self._join_biases()
+        self._op = product_op(self._weight) if isinstance(self._weight, PackedWeight) else "linear"
         self._parts = [(part, 0 if part is None else part.data_ptr()) for layer in layers for part in _held(layer)]
 
     def _join_weights(self) -> None:

@@ -58,12 +58,7 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
             )
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """The model's dtype, unchanged. Raises InvalidArgumentError for float32 with weights of 4 bits."""
-        if self.record.format.half_only and dtype not in (torch.float16, torch.bfloat16):
-            raise InvalidArgumentError(
-                f"RegistryConfig: weights of 4 bits in a model in {str(dtype).removeprefix('torch.')}",
-                hint="gemm_int4 takes float16 and bfloat16: pass dtype=torch.bfloat16 to from_pretrained",
-            )
+        """The model's dtype, unchanged."""
         self.record.dtype = dtype
         return dtype
 

@@ -130,6 +130,19 @@ def test_packed_weights_beside_activations_of_8_bits(plain: Path, tmp_path: Path
     assert again.state_dict().keys() == model.state_dict().keys()
 
 
+@pytest.mark.parametrize("options", [{"group_size": 32}, {"bits": 8}, {"codebook": "nf4", "group_size": 64}], ids=str)
+def test_a_model_in_float32_computes_in_float32(tmp_path: Path, options: dict[str, Any]) -> None:
+    llama(torch.float32).save_pretrained(tmp_path)
+    model, dense = packed(tmp_path, **options), llama(torch.float32)
+    for name, layer in model.named_modules():
+        if isinstance(layer, PackedLinear):
+            dense.get_submodule(name).weight.data = layer.weight.dequantize()
+    with torch.no_grad():
+        found, expected = model(IDS).logits, dense(IDS).logits
+    assert found.dtype == torch.float32
+    assert rms(found.double() - expected.double()) < 1e-5 * rms(expected)
+
+
 def test_a_config_is_the_callers_own_and_serves_several_models(plain: Path) -> None:
     config = RegistryConfig(group_size=64, modules_to_not_convert=["o_proj", "lm_head"])
     before = config.to_dict()

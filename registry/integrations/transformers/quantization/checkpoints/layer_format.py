@@ -71,11 +71,6 @@ class LayerFormat(ABC):
         """Bits of most of its weights."""
         return 4
 
-    @property
-    def half_only(self) -> bool:
-        """True if the op of its weights is for activations in half precision only: gemm_int4."""
-        return self.bits == 4
-
 
 def setting(method: str, settings: Mapping[str, Any], kind: type, *names: str, default: Any = None) -> Any:
     """The value of the first of ``names`` that is given; InvalidArgumentError if it is of another type or missing."""

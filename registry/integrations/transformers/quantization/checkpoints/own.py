@@ -75,10 +75,6 @@ class OwnFormat(LayerFormat):
     def bits(self) -> int:
         return self.form.bits
 
-    @property
-    def half_only(self) -> bool:
-        return self.form.bits == 4 and self.form.codebook is None
-
     def required(self, layer: str) -> tuple[str, ...]:
         return ("scales",)
 
