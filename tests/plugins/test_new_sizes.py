@@ -52,8 +52,6 @@ STATIC: Mapping[str, Value] = {
     "kv_lora_rank": 512,
     "rope_dim": 64,
     "page": False,
-    "kv_lora_rank": 512,
-    "rope_dim": 64,
     "span": False,
     "lengths": "full",
     "dtype": "bfloat16",
