@@ -54,7 +54,7 @@ class Trained:
             elif way == "apply":
                 print(f"apply:\n{apply(self.model)}", flush=True)
         finally:
-            self._patches = {name: value for name, value in space.items() if before.get(name) is not value}
+            self._patches = {name: space[name] for name, own in before.items() if space[name] is not own}
             space.update({name: before[name] for name in self._patches})
         self.weights_bytes = _allocated() - held
 

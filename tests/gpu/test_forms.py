@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
 import registry
 
 from ..contracts.forms.test_forms import FORMS, called

@@ -29,7 +29,7 @@ def test_a_dry_run_tells_what_it_leaves_out(command: Command) -> None:
         "tune", "--model", "deepseek-v3", "--batch", "1", "--op", "embedding", "--device", "cpu", "--dry-run"
     )
     assert told.code == 0
-    assert "note: attention of keys of 192 and values of 128 elements" in told.out
+    assert "note: a prompt's attention, keys of 192 and values of 128 elements" in told.out
 
 
 @pytest.mark.parametrize(
