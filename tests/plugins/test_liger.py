@@ -115,15 +115,10 @@ def passed_in_the_interpreter(test: str, ops: Sequence[str]) -> None:
     assert f"{len(ops)} passed" in done.stdout, done.stdout[-2000:]
 
 
-@pytest.mark.skipif(not INSTALLED, reason="needs liger-kernel")
-def test_kernels_are_right_in_the_interpreter() -> None:
-    passed_in_the_interpreter("test_numbers", ("rms_norm", "silu_and_mul_backward"))
-
-
 @THOROUGH
 @pytest.mark.skipif(not INSTALLED, reason="needs liger-kernel")
-def test_the_loss_is_right_in_the_interpreter() -> None:
-    passed_in_the_interpreter("test_numbers", (LOSS,))
+def test_kernels_are_right_in_the_interpreter() -> None:
+    passed_in_the_interpreter("test_numbers", ("rms_norm", "silu_and_mul_backward", LOSS))
 
 
 @THOROUGH
