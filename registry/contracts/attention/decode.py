@@ -22,7 +22,7 @@ from .decode_checks import KV_DTYPES, check_decode, check_decode_data, decode_pr
 from .decode_inputs import FLOAT8, KINDS, decode_inputs
 from .decode_lengths import LENGTHS, keys_read, pairs_seen
 from .logits import rounded_weights
-from .weighed_rows import logit_errors, weighed_rows, weighted_means
+from .weighed_rows import logit_errors, of_groups, weighed_rows, weighted_means
 
 
 def attention_decode_reference(  # noqa: PLR0913, PLR0917 - the schema's arguments in order
@@ -54,7 +54,7 @@ def attention_decode_reference(  # noqa: PLR0913, PLR0917 - the schema's argumen
     length matters, whatever is there. Halves are computed in fp32 and rounded once.
     """
     rows = weighed_rows(q, k_cache, v_cache, kv_lens, block_table, k_scale, v_scale, scale, softcap, window)
-    out = (rows.weights @ rows.values).permute(0, 3, 1, 2, 4).flatten(2, 3)
+    out = of_groups(rows.weights, rows.values).permute(0, 3, 1, 2, 4).flatten(2, 3)
     return out.to(q.dtype).contiguous(), rows.lse.flatten(1, 2)
 
 

@@ -24,7 +24,7 @@ from ..rounding import FLOAT32_UNIT, fp32_weight, underflow, unit_roundoff, unit
 from .decode_lengths import LENGTHS, lengths_of
 from .logits import rounded_weights
 from .mla_arguments import KINDS, check_mla, check_mla_data, mla_inputs, mla_problem
-from .weighed_rows import logit_errors, weighed_rows, weighted_means
+from .weighed_rows import logit_errors, of_groups, weighed_rows, weighted_means
 
 
 def mla_decode_reference(
@@ -50,7 +50,7 @@ def mla_decode_reference(
     is there. Halves are computed in fp32 and rounded once.
     """
     rows = weighed_rows(**_as_decode(q, kv_cache, kv_lens, kv_lora_rank, scale, block_table))
-    out = (rows.weights @ rows.values).flatten(1, 3)
+    out = of_groups(rows.weights, rows.values).flatten(1, 3)
     return out.to(q.dtype).contiguous(), rows.lse.flatten(1)
 
 

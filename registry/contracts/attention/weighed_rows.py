@@ -45,7 +45,7 @@ def weighed_rows(  # noqa: PLR0913, PLR0917 - the schema's arguments in order
     # [batch, kv_heads, group, q_len, head_dim] and [batch, kv_heads, 1, kv_len, head_dim]
     queries = q.to(wide).unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4)
     keys, values = (each.transpose(1, 2).unsqueeze(2) for each in (keys, values))
-    logits = queries @ keys.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    logits = of_groups(queries, keys.transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap > 0.0:
         logits = softcap * torch.tanh(logits / softcap)
     seen = seen[:, None, None]
@@ -84,12 +84,16 @@ def logit_errors(values: Mapping[str, Any]) -> torch.Tensor:
     ``values``: attention_decode's arguments by name.
 
     A product of two vectors errs by about ``sqrt(head_dim) / 2`` roundings of the sum of magnitudes, its scaling by
-    three; a cap adds those of a hyperbolic tangent near 1.
+    three; a cap adds those of a hyperbolic tangent near 1. Of halves, tensor cores add 16 products at a time and cut
+    off instead of rounding: products of one sign lose up to two roundings a step.
     """
     given, head_dim = values["scale"], values["q"].shape[-1]
+    product = math.sqrt(head_dim) / 2
+    if values["q"].dtype.itemsize == 2:
+        product = max(product, head_dim / 16)
     scale = head_dim**-0.5 if given is None else abs(given)
     largest = _sums_of_magnitudes(values).nan_to_num(0.0, 0.0, 0.0) * scale
-    errors: torch.Tensor = largest * (3.0 + math.sqrt(head_dim) / 2) + 8.0 * values["softcap"]
+    errors: torch.Tensor = largest * (3.0 + product) + 8.0 * values["softcap"]
     return errors
 
 
@@ -101,11 +105,19 @@ def _sums_of_magnitudes(values: Mapping[str, Any]) -> torch.Tensor:
         keys = keys * values["k_scale"].double().abs()
     seen = seen_keys(lengths, q.shape[1], keys.shape[1], values["window"])[:, None, None]
     queries = q.unflatten(2, (keys.shape[2], -1)).permute(0, 2, 3, 1, 4)
-    sums = queries @ keys.permute(0, 2, 3, 1).unsqueeze(2)
+    sums = of_groups(queries, keys.permute(0, 2, 3, 1).unsqueeze(2))
     largest: torch.Tensor = sums.masked_fill(~seen, 0.0).amax(-1).flatten(1, 2)
     return largest
 
 
 def weighted_means(weights: torch.Tensor, rows: WeighedRows) -> torch.Tensor:
     """Sums of the values by weights, [batch, q_len, heads, head_dim], 0 for NaN and infinity."""
-    return (weights @ rows.values).permute(0, 3, 1, 2, 4).flatten(2, 3).nan_to_num_(0.0, 0.0, 0.0)
+    return of_groups(weights, rows.values).permute(0, 3, 1, 2, 4).flatten(2, 3).nan_to_num_(0.0, 0.0, 0.0)
+
+
+def of_groups(rows: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+    """``rows @ shared``, of [batch, kv_heads, group, q_len, n] and [batch, kv_heads, 1, n, m].
+
+    The rows of a group are those of one product: broadcasting would copy ``shared`` for each head of the group.
+    """
+    return (rows.flatten(2, 3) @ shared.squeeze(2)).unflatten(2, rows.shape[2:4])

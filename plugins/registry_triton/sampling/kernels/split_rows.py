@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .top_k_top_p import ends_of, filter_of, load_keys, sample_row, threshold_of
+from .top_k_top_p import ends_of, load_keys, sample_row, threshold_of
 
 
 @triton.jit(do_not_specialize=["k_step", "p_step"])
@@ -69,7 +69,10 @@ def combine_sampling(
             tl.store(own_columns + total + place, column, mask=inside)
         total += count
     tl.debug_barrier()
-    k, p = filter_of(top_k, program, k_step), filter_of(top_p, program, p_step)
+    if top_k is not None:
+        top_k += program * k_step
+    if top_p is not None:
+        top_p += program * p_step
     number = tl.load(uniform + program)
-    found = sample_row(keys, rounds + program * cols, total, number, k, p, BUCKETS, PART, BLOCK, STAGES)
+    found = sample_row(keys, rounds + program * cols, total, number, top_k, top_p, BUCKETS, PART, BLOCK, STAGES)
     tl.store(samples + program, tl.load(own_columns + found))

@@ -193,14 +193,6 @@ def sample_row(
     return tl.minimum(tl.maximum(column, 0), cols - 1)
 
 
-@triton.jit
-def filter_of(filters, program, step):
-    """The place of a row's filter, or None."""
-    if filters is not None:
-        filters += program * step
-    return filters
-
-
 @triton.jit(do_not_specialize=["k_step", "p_step"])
 def looped_sampling(
     samples, candidates, logits, uniform, top_k, top_p, k_step, p_step, cols, BUCKETS: tl.constexpr,
@@ -214,7 +206,10 @@ def looped_sampling(
     program = tl.program_id(0).to(tl.int64)
     if candidates is not None:
         candidates += program * cols
-    k, p = filter_of(top_k, program, k_step), filter_of(top_p, program, p_step)
+    if top_k is not None:
+        top_k += program * k_step
+    if top_p is not None:
+        top_p += program * p_step
     number = tl.load(uniform + program)
-    column = sample_row(logits + program * cols, candidates, cols, number, k, p, BUCKETS, PART, BLOCK, STAGES)
+    column = sample_row(logits + program * cols, candidates, cols, number, top_k, top_p, BUCKETS, PART, BLOCK, STAGES)
     tl.store(samples + program, column)
