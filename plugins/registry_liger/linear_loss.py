@@ -23,7 +23,8 @@ OP = "fused_linear_cross_entropy_gradients"
 class LigerLinearLoss(Implementation):
     """``fused_linear_cross_entropy_forward``.
 
-    sums    dtype in which the gradient of the weight is added up over chunks: that of the weight, or float32
+    sums    dtype in which the gradients of weight and bias are added up over chunks: that of the weight, or float32;
+            float32 alone with a bias, whose sums over many chunks of few rows err too much in halves
     budget  elements of a chunk's logits, in elements of x
 
     It counts the rows that are not ignored on the host, for which it waits, and so cannot be captured.
@@ -42,7 +43,7 @@ class LigerLinearLoss(Implementation):
         yield from layout_reasons(problem, device)
 
     def space(self, problem: Problem, device: Device) -> Space:
-        return _space(problem.dtype == "float32")
+        return _space(problem.bias or problem.dtype == "float32")
 
     def preference(self, problem: Problem, device: Device) -> float:
         return -10.0

@@ -478,15 +478,24 @@ def fused_linear_cross_entropy_gradients_implementations() -> Iterable[Implement
 @implements("attention")
 def attention_implementations() -> Iterable[Implementation]:
     """Products and a softmax, and each of the kernels behind ``torch.nn.functional.scaled_dot_product_attention``."""
+    from .attention.masked_cudnn import MaskedCudnnAttention
     from .attention.native import NativeAttention
     from .attention.sdpa import CpuFlashAttention, CudnnAttention, EfficientAttention, FlashAttention
 
-    return [NativeAttention(), FlashAttention(), CudnnAttention(), EfficientAttention(), CpuFlashAttention()]
+    return [
+        NativeAttention(),
+        FlashAttention(),
+        CudnnAttention(),
+        MaskedCudnnAttention(),
+        EfficientAttention(),
+        CpuFlashAttention(),
+    ]
 
 
 @implements("attention_backward")
 def attention_backward_implementations() -> Iterable[Implementation]:
     """Five products, and the gradient of each of the kernels behind torch's attention."""
+    from .attention.masked_cudnn import MaskedCudnnAttentionBackward
     from .attention.native import NativeAttentionBackward
     from .attention.sdpa_backward import (
         CpuFlashAttentionBackward,
@@ -499,6 +508,7 @@ def attention_backward_implementations() -> Iterable[Implementation]:
         NativeAttentionBackward(),
         FlashAttentionBackward(),
         CudnnAttentionBackward(),
+        MaskedCudnnAttentionBackward(),
         EfficientAttentionBackward(),
         CpuFlashAttentionBackward(),
     ]

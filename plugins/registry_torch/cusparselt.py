@@ -30,7 +30,7 @@ class CuSparseLt(Implementation):
     """Sparse tensor cores multiply what is kept: half of the work of the dense product.
 
     The library's order of the weight is made once, of 1.125 bytes for each of its elements, kept or not: as many as the
-    weight itself has.
+    weight itself has. Of rows that are no multiple of 128 it has a little more.
     """
 
     op = "gemm_sparse24"

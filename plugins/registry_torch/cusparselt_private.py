@@ -11,6 +11,8 @@ import torch
 
 _compress: Callable[[torch.Tensor], torch.Tensor] | None = getattr(torch, "_cslt_compress", None)
 _multiply: Callable[..., torch.Tensor] | None = getattr(torch, "_cslt_sparse_mm", None)
+_METADATA_ROWS = 128
+"""Rows to a multiple of which the library pads what tells the places of the kept elements."""
 
 
 def missing() -> str:
@@ -23,14 +25,18 @@ def missing() -> str:
 
 
 def compressed(weight: torch.Tensor) -> torch.Tensor:
-    """A half-precision weight ``[n, k]`` with two zeros in each four of a row, as the library reads it.
+    """A half-precision weight ``[n, k]`` with two zeros in each four of a row, as the library reads it: ``[n, s]``.
 
-    A vector of 9 / 16 of the elements: half of them, and 2 bits for each that is kept.
+    It holds half of the elements, and 2 bits for each element that is kept, of rows padded to a multiple of 128; so s
+    is ``k * 9 / 16`` where n is such a multiple. Versions of torch that return a vector get it in this form too.
     """
+    n, k = weight.shape
     if weight.is_meta:
-        return weight.new_empty(weight.numel() * 9 // 16)
+        size = weight.element_size()
+        padded = n + -n % _METADATA_ROWS
+        return weight.new_empty(n, -(-(n * k // 2 * size + padded * k // 8) // (n * size)))
     assert _compress is not None
-    return _compress(weight).view(-1)
+    return _compress(weight).view(n, -1)
 
 
 def product(

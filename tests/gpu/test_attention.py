@@ -24,6 +24,7 @@ from registry.testing import check_implementation
 from .replaying import replayed
 
 FUSED = ("torch.sdpa_flash", "torch.sdpa_cudnn", "torch.sdpa_efficient", "triton.flash")
+MASKED = "torch.sdpa_cudnn_masked"
 OPS = ("attention", "attention_backward")
 PLAIN: Mapping[str, Value] = {
     "batch": 2, "heads": 8, "kv_heads": 2, "q_len": 333, "kv_len": 333, "head_dim": 128, "causal": True,
@@ -43,6 +44,7 @@ FORMS: Mapping[str, Mapping[str, Value]] = {
     "mask": {"mask": "bool", "causal": False, "kv_heads": 8, "kv_len": 336},
     "bias": {"mask": "additive", "causal": False, "kv_heads": 8, "kv_len": 336},
     "causal bias": {"mask": "additive", "kv_heads": 8, "kv_len": 336},
+    "causal mask of grouped heads": {"mask": "bool", "q_len": 336, "kv_len": 336, "head_dim": 64},
     "float32": {"dtype": "float32", "kv_heads": 8, "head_dim": 64},
     "one query": {"q_len": 1, "kv_len": 1000},
     "odd heads": {"head_dim": 72},
@@ -52,6 +54,7 @@ TAKEN: Mapping[str, Sequence[str]] = {
     "torch.sdpa_cudnn": ("causal", "whole", "as many heads"),
     "torch.sdpa_efficient": ("as many heads", "window, as many heads", "mask", "float32"),
     "triton.flash": tuple(FORMS),
+    MASKED: ("mask", "bias", "causal bias", "causal mask of grouped heads"),
 }
 """Forms that an implementation must take, by its name."""
 IMPRECISE = ("attention_backward", "torch.sdpa_efficient", "as many heads", "outliers")
@@ -59,7 +62,7 @@ IMPRECISE = ("attention_backward", "torch.sdpa_efficient", "as many heads", "out
 
 
 @pytest.mark.parametrize("form", list(FORMS))
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("name", [*FUSED, MASKED])
 @pytest.mark.parametrize("op", OPS)
 def test_every_form_is_right(catalog: Catalog, op: str, name: str, form: str) -> None:
     contract, implementation, device = catalog.op(op), catalog.implementation(op, name), Device.of("cuda")
@@ -156,3 +159,33 @@ def test_masks_of_all_batches_or_all_heads_are_read_by_triton(outer: tuple[int, 
             right: Any = ATTENTION.reference(q.double(), k.double(), v.double(), wide)
             torch.testing.assert_close(out.double(), right[0], rtol=2e-2, atol=2e-2)
             torch.testing.assert_close(lse.double(), right[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (2, 8)], ids=str)
+@pytest.mark.parametrize("form", ["bool", "additive"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_cudnn_with_a_mask_has_the_numbers_of_the_reference(shape: tuple[int, int], form: str, causal: bool) -> None:
+    q, k, v = projection(48, kv_heads=2)
+    seen = torch.rand(*shape, 48, 48, device="cuda") < 0.5
+    seen[:, :, 3] = False
+    mask = torch.randn(seen.shape, device="cuda", dtype=q.dtype).masked_fill_(~seen, -math.inf)
+    mask[:, :, 5] = torch.finfo(q.dtype).min
+    if form == "bool":
+        mask = seen
+    grad_out = torch.randn(q.shape, device="cuda", dtype=q.dtype)
+    wide = [x.double() for x in (grad_out, q, k, v)]
+    right: Any = ATTENTION.reference(*wide[1:], mask if form == "bool" else mask.double(), causal)
+    with registry.using(attention=MASKED, attention_backward=MASKED):
+        out, lse = registry.call("attention", q, k, v, mask, causal=causal)
+        torch.testing.assert_close(out.double(), right[0], rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(lse.double(), right[1].double(), rtol=1e-4, atol=1e-4)
+        assert not out[:, 3].any()
+        assert (lse[:, :, 3] == -math.inf).all()
+        found = registry.call("attention_backward", grad_out, q, k, v, mask, out, lse, causal=causal)
+    expected: Any = registry.ops()["attention_backward"].reference(
+        *wide, mask if form == "bool" else mask.double(), out.double(), lse.double(), causal
+    )
+    assert not found[0][:, 3].any()
+    for mine, answer in zip(found, expected, strict=True):
+        # a row of the lowest numbers has weights of 1, by its lse, so that its terms are large
+        torch.testing.assert_close(mine.double(), answer, rtol=4e-2, atol=4e-2 * float(answer.abs().max()))

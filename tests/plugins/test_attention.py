@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate, build
 from registry.problem import Arguments, Problem, Traits, Value
+from registry_torch.attention.masked_cudnn import bias_of_mask, joined
 
 from ..covering import covering
 from ..tiers import THOROUGH, one_of_each
@@ -82,6 +84,8 @@ def test_torchs_on_a_cpu_are_right(catalog: Catalog, op: Any, name: str) -> None
         ("torch.sdpa_flash", {"kv_heads": 2, "span": 9}),
         ("torch.sdpa_flash", {"causal": False, "kv_len": 77}),
         ("torch.sdpa_cudnn", {"kv_heads": 2}),
+        ("torch.sdpa_cudnn_masked", {"kv_heads": 2, "mask": "bool", "kv_len": 48}),
+        ("torch.sdpa_cudnn_masked", {"mask": "additive", "causal": False}),
         ("torch.sdpa_efficient", {"span": 9}),
         ("torch.sdpa_efficient", {"mask": "bool", "kv_len": 80, "causal": False}),
     ],
@@ -115,6 +119,11 @@ def test_private_operators_take_what_they_are_given_and_return_what_the_op_promi
         ("torch.sdpa_cudnn", {"span": 8}, "it has no window"),
         ("torch.sdpa_cudnn", {"kv_len": 50}, "its causal rows begin at the first key"),
         ("torch.sdpa_cudnn", {"head_dim": 256}, r"head_dim=256 \(limit 128\)"),
+        ("torch.sdpa_cudnn_masked", {}, "there is no mask: torch.sdpa_cudnn"),
+        ("torch.sdpa_cudnn_masked", {"mask": "bool", "span": 8}, "it has no window"),
+        ("torch.sdpa_cudnn_masked", {"mask": "additive", "kv_len": 41}, "the rows of a mask of kv_len=41"),
+        ("torch.sdpa_cudnn_masked", {"mask": "additive", "dtype": "float16"}, "cuDNN takes no -inf"),
+        ("torch.sdpa_cudnn_masked", {"mask": "bool", "head_dim": 256}, r"head_dim=256 \(limit 128\)"),
         ("torch.sdpa_efficient", {"kv_heads": 2}, "4 heads share 2 of keys and values"),
         ("torch.sdpa_efficient", {"causal": False, "span": 8}, "it has no window"),
         ("torch.sdpa_efficient", {"mask": "bool", "kv_len": 41}, "the rows of a mask of kv_len=41"),
@@ -125,8 +134,26 @@ def test_private_operators_take_what_they_are_given_and_return_what_the_op_promi
 )
 def test_reasons_are_told(catalog: Catalog, op: Any, name: str, more: Mapping[str, Value], reason: str) -> None:
     problem = op.problem_of({"dtype": "bfloat16", **SMALL, **more})
-    found = [told for told in catalog.implementation(op.name, name).unsupported(problem, H200) if "cuDNN" not in told]
+    found = list(catalog.implementation(op.name, name).unsupported(problem, H200))
     assert any(re.match(reason, told) for told in found), found
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("mask", "dtype"), [("bool", "bfloat16"), ("bool", "float16"), ("additive", "bfloat16")])
+def test_the_finite_bias_of_a_mask_hides_the_same_keys(mask: str, dtype: str, causal: bool) -> None:
+    problem = problem_of("attention", {**SMALL, "mask": mask, "dtype": dtype, "causal": causal, "q_len": 40})
+    q, k, v, given, *_ = ATTENTION.draw(problem, "masked", torch.Generator().manual_seed(0))
+    bias = bias_of_mask(joined(given, 40, causal), q.dtype)
+    assert (bias.dtype, bias.is_contiguous(), bool(bias.isfinite().all())) == (q.dtype, True, True)
+    found: Any = ATTENTION.reference(q, k, v, bias)
+    right: Any = ATTENTION.reference(q, k, v, given, causal)
+    sees = right[1] > -math.inf
+    assert sees.any()
+    assert not sees.all()
+    rows = sees.transpose(1, 2)
+    torch.testing.assert_close(found[0][rows], right[0][rows], rtol=1e-2, atol=1e-2)
+    known = right[1] > -1e30
+    torch.testing.assert_close(found[1][known], right[1][known])
 
 
 def test_layouts_that_kernels_cannot_read_are_told(catalog: Catalog) -> None:

@@ -59,15 +59,24 @@ def test_the_library_divides_k_itself_on_hopper_only() -> None:
     assert CuSparseLt().default(problem_of(), H200) == {"algorithm": 0, "split_k": 1}
 
 
-def test_a_prepared_weight_has_as_many_bytes_as_the_weight() -> None:
-    weight = registry.sparsify24(torch.randn(64, 128, dtype=torch.bfloat16))
-    args, attributes = (
-        SPARSE24.flatten(torch.zeros(8, 128, dtype=torch.bfloat16), weight) if SPARSE24.flatten else ((), {})
-    )
-    problem = problem_of(m=8, n=64, k=128)
+@pytest.mark.parametrize(("n", "k", "more"), [(128, 128, 0), (384, 160, 0), (96, 160, 768)])
+def test_a_prepared_weight_has_as_many_bytes_as_the_weight_and_its_padding(n: int, k: int, more: int) -> None:
+    weight = registry.sparsify24(torch.randn(n, k, dtype=torch.bfloat16))
+    assert SPARSE24.flatten is not None
+    args, attributes = SPARSE24.flatten(torch.zeros(8, k, dtype=torch.bfloat16), weight)
+    problem = problem_of(m=8, n=n, k=k)
     candidate = CuSparseLt(), CuSparseLt().default(problem, H200)
     made = bytes_to_prepare(SPARSE24, candidate, problem, SPARSE24.arguments(args, **attributes))
-    assert made == weight.nbytes == 64 * 128 * 9 // 8
+    assert made == weight.nbytes + more
+    assert weight.nbytes == n * k * 9 // 8
+
+
+@pytest.mark.parametrize("shape", [(64 * 72,), (64, 72)], ids=str)
+def test_a_compressed_weight_is_a_matrix_in_every_version_of_torch(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(cusparselt_private, "_compress", lambda weight: weight.new_empty(shape))
+    assert cusparselt_private.compressed(torch.zeros(64, 128)).shape == (64, 72)
 
 
 def test_rows_are_padded_and_a_missing_algorithm_is_not_launched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,9 @@ def test_the_fingerprint_has_the_version_of_the_library(monkeypatch: pytest.Monk
 
 def test_the_loss_has_chunks_and_sums_to_tune() -> None:
     loss = implementation(LOSS)
-    assert len(loss.space(problem_of(LOSS), H200)) == 8
+    assert len(loss.space(problem_of(LOSS, bias=False), H200)) == 8
+    assert len(loss.space(problem_of(LOSS, bias=True), H200)) == 4
+    assert loss.default(problem_of(LOSS, bias=True), H200)["sums"] == "float32"
     assert len(loss.space(problem_of(LOSS, dtype="float32"), H200)) == 4
     assert not loss.capturable
 

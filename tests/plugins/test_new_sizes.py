@@ -65,6 +65,8 @@ TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {
     ("scaled_mm", "cpp.dot"): {"dtype": "int8"},
     ("attention", "torch.sdpa_efficient"): {"kv_heads": 32},
     ("attention_backward", "torch.sdpa_efficient"): {"kv_heads": 32},
+    ("attention", "torch.sdpa_cudnn_masked"): {"mask": "bool"},
+    ("attention_backward", "torch.sdpa_cudnn_masked"): {"mask": "bool"},
     ("attention", "flashinfer.single"): {"batch": 1},
     ("top_k_top_p_sampling", "triton.split_rows"): {"top_k": True},
 }
