@@ -45,6 +45,10 @@ class CuSparseLt(Implementation):
             yield f"sparse tensor cores on {device.architecture} (NVIDIA's compute capability 8.0 has them)"
         if problem.dtype not in ("bfloat16", "float16"):
             yield f"dtype is {problem.dtype}, expected bfloat16 or float16 (the library rounds float32 to TF32)"
+        if problem.bias:
+            yield "its product with a bias reads a misaligned address (torch 2.11), after which a GPU takes no launch"
+        if not problem.traits["aligned"]:
+            yield "tensors do not begin at a multiple of 16 bytes"
         if problem.n % _WEIGHT or problem.k % _WEIGHT:
             yield f"n={problem.n} and k={problem.k} must be multiples of {_WEIGHT}"
 
