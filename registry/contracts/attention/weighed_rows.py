@@ -120,4 +120,5 @@ def of_groups(rows: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
 
     The rows of a group are those of one product: broadcasting would copy ``shared`` for each head of the group.
     """
-    return (rows.flatten(2, 3) @ shared.squeeze(2)).unflatten(2, rows.shape[2:4])
+    product = rows.flatten(2, 3) @ shared.squeeze(2)
+    return product.view(*rows.shape[:4], shared.shape[-1])
