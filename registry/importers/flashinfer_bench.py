@@ -23,7 +23,7 @@ from .foreign_file import ForeignFile
 from .problem_file import ATOL, RTOL, magnitude_of_rows
 from .submission import Submission
 
-VENDOR = "flashinfer"
+VENDOR = "flashinfer_bench"
 _SCALARS = {"int32": "int", "int64": "int", "bool": "bool"}
 _PYTHON = frozenset({"python", "triton"})
 

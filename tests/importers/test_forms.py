@@ -11,7 +11,7 @@ import torch
 from registry import Device
 from registry.discovery.catalog import Catalog
 from registry.errors import InvalidArgumentError, InvalidDefinitionError, PluginError, UnsupportedError
-from registry.importers import op_of, submission_of
+from registry.importers import flashinfer_bench, gpu_mode, kernelbench, op_of, submission_of
 from registry.importers.detection import imported
 from registry.importers.flashinfer_traces import solution_of, trace_of
 from registry.importers.hf_kernels import package_of
@@ -220,3 +220,9 @@ def test_the_interval_of_a_median_needs_six_times() -> None:
     low, high = interval_of_median([float(value) for value in range(100)])
     assert low is not None and high is not None  # noqa: PT018
     assert 30 < low < 49.5 < high < 70
+
+
+def test_ops_of_a_form_are_in_no_plugin_s_name() -> None:
+    # the ops of a name belong to the plugin of that name: flashinfer's are those of its library
+    names = {report.name for report in Catalog().plugins()}
+    assert names.isdisjoint({flashinfer_bench.VENDOR, gpu_mode.VENDOR, kernelbench.VENDOR})
