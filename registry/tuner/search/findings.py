@@ -150,13 +150,14 @@ class Findings:
 
     @property
     def decides(self) -> bool:
-        """Whether something is right, and of several implementations not the op's baseline alone was tried.
+        """Whether something is right, and of several implementations not one alone was tried.
 
-        A search that was stopped so early would make the baseline a winner, which others no longer run beside.
+        A search that was stopped so early would make the first that was tried, the default or the op's baseline, a
+        winner, which others no longer run beside.
         """
-        others = {choice.implementation.name for choice in self.plan.supported} - {self.plan.op.baseline}
+        supported = {choice.implementation.name for choice in self.plan.supported}
         tried = {told.candidate.implementation.name for told in self._tried.values()}
-        return self.incumbent() is not None and (not others or bool(tried - {self.plan.op.baseline}))
+        return self.incumbent() is not None and (len(supported) == 1 or len(tried) > 1)
 
     def best_of_each(self) -> list[Candidate]:
         """The fastest right candidate of every implementation, one that was given up early where there is no other."""

@@ -201,7 +201,7 @@ class PlainBowl(Bowl):
         return Space()
 
 
-def test_the_baseline_alone_of_several_implementations_decides_nothing() -> None:
+def test_one_alone_of_several_implementations_decides_nothing() -> None:
     bowl, plain, device = Bowl(), PlainBowl(), Device.of("cpu")
     baseline = ImplementationPlan(plain, plain.space(PROBLEM, device), {})
     other = ImplementationPlan(bowl, bowl.space(PROBLEM, device), bowl.default(PROBLEM, device))
@@ -209,6 +209,7 @@ def test_the_baseline_alone_of_several_implementations_decides_nothing() -> None
     for choices, told, decides in (
         ((baseline, other), (), False),
         ((baseline, other), (first,), False),
+        ((baseline, other), (second,), False),
         ((baseline, other), (first, second), True),
         ((baseline, other), (first, Finding(second.candidate, "wrong_result", None, False, "3")), True),
         ((baseline,), (first,), True),
