@@ -78,19 +78,16 @@ def seen_keys(kv_lens: torch.Tensor, q_len: int, kv_len: int, window: int) -> to
     return seen if window < 0 else seen & (key >= place - window)
 
 
-def logit_errors(values: Mapping[str, Any]) -> torch.Tensor:
+def logit_errors(values: Mapping[str, Any], product: float | None = None) -> torch.Tensor:
     """Roundings of fp32 in each row's logits ``[batch, heads, q_len]``: an absolute error in units of 2**-24.
 
     ``values``: attention_decode's arguments by name.
 
     A product of two vectors errs by about ``sqrt(head_dim) / 2`` roundings of the sum of magnitudes, its scaling by
-    three; a cap adds those of a hyperbolic tangent near 1. Of halves, tensor cores add 16 products at a time and cut
-    off instead of rounding: products of one sign lose up to two roundings a step.
+    three; a cap adds those of a hyperbolic tangent near 1. ``product`` is a product's roundings where they are others.
     """
     given, head_dim = values["scale"], values["q"].shape[-1]
-    product = math.sqrt(head_dim) / 2
-    if values["q"].dtype.itemsize == 2:
-        product = max(product, head_dim / 16)
+    product = math.sqrt(head_dim) / 2 if product is None else product
     scale = head_dim**-0.5 if given is None else abs(given)
     largest = _sums_of_magnitudes(values).nan_to_num(0.0, 0.0, 0.0) * scale
     errors: torch.Tensor = largest * (3.0 + product) + 8.0 * values["softcap"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import registry
 from registry.contracts import ATTENTION_DECODE
@@ -259,3 +260,47 @@ def test_lengths_and_pages_outside_of_the_cache_are_found_where_data_are_checked
         return
     with pytest.raises(OutOfRangeError, match=message):
         call(*args)
+
+
+def _cut_off(q: Tensor, cache: Tensor, lengths: Tensor, rank: int, scale: float, _table: None) -> Any:
+    """The lse by logits as tensor cores add them: 16 products at a time to a float32 sum that is cut off."""
+    out, _ = OP.reference(q, cache, lengths, rank, scale)
+    seen = torch.arange(cache.shape[1]) < lengths[:, None]
+    keys = cache.masked_fill(~seen[..., None], 0.0)
+    total = torch.zeros(cache.shape[0], q.shape[1], cache.shape[1])
+    for start in range(0, q.shape[-1], 16):
+        step = slice(start, start + 16)
+        exact = total.double() + q[..., step].double() @ keys[..., step].double().transpose(1, 2)
+        total = exact.float()
+        over = total.double().abs() > exact.abs()
+        total = torch.where(over, torch.nextafter(total, torch.zeros_like(total)), total)
+    return out, (total * scale).masked_fill(~seen[:, None], -math.inf).logsumexp(-1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sums_that_are_cut_off_are_accepted_of_long_latents(dtype: str) -> None:
+    dims = {**SMALL, "heads": 2, "kv_len": 40, "kv_lora_rank": 512, "rope_dim": 64}
+    assert accepted(OP, {**dims, "dtype": dtype}, _cut_off)
+
+
+class _Largest(TorchDispatchMode):
+    """Remembers the bytes of the largest storage that an operator of torch returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(one, Tensor):
+                self.nbytes = max(self.nbytes, one.untyped_storage().nbytes())
+        return made
+
+
+def test_the_reference_holds_no_latent_twice_for_its_heads() -> None:
+    q, latents = drawn(2, 64, 100)
+    with _Largest() as largest:
+        OP.reference(q, latents, torch.tensor([100, 100], dtype=torch.int32), RANK, SCALE)
+    # the logits of all heads are more than the latents, which heads share
+    assert largest.nbytes <= 64 * latents.nbytes / 4
