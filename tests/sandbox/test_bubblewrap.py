@@ -10,7 +10,8 @@ import pytest
 
 from registry.errors import SandboxError
 from registry.sandbox.bubblewrap import SandboxView, bubblewrap
-from tests.sandbox.sandboxing import needs_bubblewrap
+from registry.sandbox.entrant import SandboxedEntrant
+from tests.sandbox.sandboxing import CPU, LIMITS, needs_bubblewrap
 
 WRITABLE = """
 import os
@@ -58,3 +59,17 @@ def test_the_kernels_files_in_proc_are_read_only_but_threads_can_be_named() -> N
     command = [bubblewrap(), *view.arguments(), "--", sys.executable, "-I", "-S", "-c", WRITABLE]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["named"]
+
+
+def test_a_compiler_that_a_variable_names_is_shown_with_its_own_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for folder in ("tools/bin", "links"):
+        (tmp_path / folder).mkdir(parents=True)
+    compiler, link = tmp_path / "tools/bin/gcc", tmp_path / "links/cc"
+    compiler.touch()
+    link.symlink_to(compiler)
+    monkeypatch.setenv("CC", f"{link} -m64")
+    shown = SandboxedEntrant("square", "a.stranger").view(CPU, LIMITS).shown
+    assert str(tmp_path / "tools") in shown
+    assert str(tmp_path / "links") in shown
