@@ -189,8 +189,8 @@ def test_numerics_of_written_weights_and_torchs_grouped_product(zeros: str) -> N
     """Experts without rows, whose weights are not written, and rows of no expert at both ends."""
     (name, place), device = BY_GROUPED_MM, Device.of("cpu")
     op, implementation = OPS[name], FORMS[name][place]
-    dims = {"m": 40, "n": 24, "k": 136, "group_size": 32, "experts": 5, "zeros": zeros, "routing": "uniform"}
-    problem = op.problem_of({**dims, "dtype": "bfloat16"})
+    sizes: Mapping[str, Value] = {"m": 40, "n": 24, "k": 136, "group_size": 32, "experts": 5}
+    problem = op.problem_of({**sizes, "zeros": zeros, "routing": "uniform", "dtype": "bfloat16"})
     *values, _ = op.inputs(problem, "normal", torch.Generator().manual_seed(3))
     values = [*values, torch.tensor([3, 3, 20, 20, 31, 37])]
     for config in implementation.space(problem, device).configs[::5]:

@@ -124,17 +124,17 @@ class GroupedMmExperts(DequantizedExperts):
         return [_written_out(problem, config)]
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        return _Multiplied(super().bind(problem, config, device, built))
+        return _WrittenThenGrouped(super().bind(problem, config, device, built))
 
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:
-        written = like.written if isinstance(like, _Multiplied) else None
+        written = like.written if isinstance(like, _WrittenThenGrouped) else None
         found = super().bind_loaded(problem, config, device, signature, written)
-        return None if found is None else _Multiplied(found)
+        return None if found is None else _WrittenThenGrouped(found)
 
 
-class _Multiplied:
+class _WrittenThenGrouped:
     """Writes the weights by ``written``, then multiplies; rows of no expert become 0."""
 
     def __init__(self, written: Run) -> None:
