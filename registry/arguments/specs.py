@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -55,6 +55,13 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+@lru_cache(maxsize=4096)
+def _row_major_strides(further: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a row-major tensor with a first dimension and ``further`` ones: it is the first that mostly grows."""
+    sizes = [max(size, 1) for size in further]
+    return (*accumulate(reversed(sizes), mul, initial=1),)[::-1]
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """A tensor without its data. ``strides`` are in elements, ``alignment`` in bytes (at most 16)."""
@@ -75,8 +82,7 @@ class TensorSpec:
     @classmethod
     def contiguous(cls, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = _CPU) -> TensorSpec:
         """A row-major, aligned tensor of that shape."""
-        sizes = [max(size, 1) for size in shape] if 0 in shape else shape
-        strides = (*accumulate(reversed(sizes[1:]), mul, initial=1),)[::-1] if shape else ()
+        strides = _row_major_strides(shape[1:]) if shape else ()
         spec: TensorSpec = object.__new__(cls)
         spec.__dict__.update(shape=tuple(shape), dtype=dtype, strides=strides, device=device, alignment=FULL_ALIGNMENT)
         return spec

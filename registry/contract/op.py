@@ -257,6 +257,21 @@ class Op:
         """Cached results of ``output_specs``: calling ``fake`` takes longer than binding a plan."""
         return {}
 
+    def output_maker(self, device: torch.device, *, row_major: bool) -> Callable[[Arguments], dict[str, TensorSpec]]:
+        """``new_output_specs`` as a function of arguments; ``row_major``: their tensors are known to be so."""
+        fake, names = self.fake, self.parsed.outputs
+        if not isinstance(fake, RowMajor) or (fake.otherwise is not None and not row_major):
+            return lambda arguments: self.new_output_specs(arguments, device)
+        rule = fake.rule
+
+        def made(arguments: Arguments) -> dict[str, TensorSpec]:
+            specs = {}
+            for name, (shape, dtype) in zip(names, rule(*arguments.all.values()), strict=True):
+                specs[name] = TensorSpec.contiguous(shape, dtype, device)
+            return specs
+
+        return made
+
     def new_output_specs(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
         """``output_specs`` without the cache, for arguments that are probably new and do not return."""
         names = self.parsed.outputs
@@ -311,15 +326,16 @@ class Op:
 
         ``told`` is the result of ``Op.told`` for any call of the family.
         """
-        dims = self._dims_of(arguments)
+        posed = self.problem(arguments)
+        dims = {**(posed.dims if isinstance(posed, Problem) else posed)}
         if self.distributions:
             dims = {**dims, **{name: texts[0] for name, texts in self.distributions.items()}}
         if self.choices:
             self._check_choices(dims)
         view = self.view
         if view is None or view(arguments) is arguments:
-            return Problem(self.name, dims, traits(arguments, told))
-        return Problem(self.name, dims, self._traits(arguments, told))
+            return Problem.of_call(self.name, dims, traits(arguments, told))
+        return Problem.of_call(self.name, dims, self._traits(arguments, told))
 
     def told(self, arguments: Arguments) -> Mapping[str, Value] | None:
         """What the traits of a call are told: that dtypes differ which are one dtype in the op's own inputs."""

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import torch
 
 from ...arguments.schema import Parameter, Schema, tensors_in
-from ...arguments.specs import FULL_ALIGNMENT, Argument, MatrixLayout, TensorSpec, fits_int32, quick_spec
+from ...arguments.specs import FULL_ALIGNMENT, Arguments, MatrixLayout, TensorSpec, fits_int32, quick_spec
 from ...generated_code import function
 from ..torch_side.tensor_classes import KINDS
 from ..torch_side.torch_private import kind_guard
 from .free_attributes import free_integer, same
 
-Specs = Callable[..., dict[str, Argument] | None]
-"""``specs(*values)``: a call's values by schema name, tensors as specs; None for a call outside of the family."""
+Specs = Callable[..., Arguments | None]
+"""``specs(*values)``: a call's arguments, which record reads; None for a call outside of the family."""
 
 
 class TensorForm(NamedTuple):
@@ -82,7 +82,7 @@ def family_of(schema: Schema, values: Sequence[Any], gradient: bool) -> FamilyGu
     for place, (value, kind) in enumerate(zip(values, kinds, strict=True)):
         if kind in {"free", "same"}:
             names[f"e{place}"] = free_integer(value) or value
-    specs: Specs = _maker(schema.names, kinds, tuple(forms), gradient)(**names)
+    specs: Specs = _maker(schema.name, schema.names, kinds, tuple(forms), gradient)(**names)
     return FamilyGuard(specs, tuple(forms))
 
 
@@ -103,7 +103,7 @@ def _kind(parameter: Parameter, value: Any) -> _Kind:
 
 @lru_cache(maxsize=1024)
 def _maker(
-    names: tuple[str, ...], kinds: tuple[_Kind, ...], forms: tuple[TensorForm, ...], gradient: bool
+    op: str, names: tuple[str, ...], kinds: tuple[_Kind, ...], forms: tuple[TensorForm, ...], gradient: bool
 ) -> Callable[..., Specs]:
     """``make(check=..., device=..., dtype0=..., e1=...)``, which returns ``specs``, 3 times as fast as a loop."""
     lines, items, known, tensors = [], [], ["check", "device"], list[str]()
@@ -141,13 +141,20 @@ def _maker(
     strange += [f"kinds[type({one})] != 'memory' or {one}.is_nested" for one in tensors]
     strange.append(f"not check({', '.join(tensors)})")
     strange += [_other_form(one, number, form) for number, (one, form) in enumerate(zip(tensors, forms, strict=True))]
-    lines += [*(f"if {demand}: return None" for demand in strange), f"return {{{', '.join(items)}}}"]
+    lines += [*(f"if {demand}: return None" for demand in strange), f"return arguments({op!r}, {{{', '.join(items)}}}, {gradient}, set())"]
     lines = [f"def specs({', '.join(f'a{place}' for place in range(len(names)))}):", *(f"    {line}" for line in lines)]
     return function(
         "make",
         ", ".join(known),
         [*lines, "return specs"],
-        {"kinds": KINDS, "spec": quick_spec, "same": same, "grad_enabled": torch.is_grad_enabled, **_BUILT_IN},
+        {
+            "kinds": KINDS,
+            "spec": quick_spec,
+            "arguments": Arguments,
+            "same": same,
+            "grad_enabled": torch.is_grad_enabled,
+            **_BUILT_IN,
+        },
     )
 
 
@@ -166,4 +173,4 @@ def _other_form(tensor: str, number: int, form: TensorForm) -> str:
     return " or ".join([*demands, *([f"{tensor}.mT.is_contiguous()"] if form.dimensions >= 2 else [])])
 
 
-_BUILT_IN = {"type": type, "len": len, "tuple": tuple, "int": int}
+_BUILT_IN = {"type": type, "len": len, "tuple": tuple, "int": int, "set": set}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 from ...arguments.traits import FamilyTraits
@@ -12,9 +12,10 @@ from ...discovery import answers
 from ...implementation import Implementation
 from ...problem import Problem, exact_items
 from ...space import Config, Space
-from ..plans.plan import Candidate
+from ..plans.plan import Candidate, changed
 from .answers_or_faults import refusals
 from .learnt import Leaf, WinningConfig, nearest_config
+from .op_winners import Winner
 from .remembered_answers import Remembered
 from .resolution import Choice, default_choice
 from .situation import Situation
@@ -24,12 +25,40 @@ _MOST = 1024
 """The most remembered answers of one family."""
 
 
-class Found(NamedTuple):
-    """A choice; ``narrow``: it needs aligned tensors (multiples of 16 bytes); why winners were passed over."""
+class Found:
+    """A choice; ``narrow``: it needs aligned tensors (multiples of 16 bytes); ``misses``: why winners were passed over.
 
-    choice: Choice
-    narrow: bool
-    misses: tuple[str, ...] = ()
+    ``octaves`` returns the choice's distance, which most callers never ask for; None if it is that of ``choice``.
+    """
+
+    __slots__ = ("_choice", "_octaves", "candidate", "misses", "narrow")
+
+    def __init__(
+        self,
+        choice: Choice,
+        narrow: bool,
+        misses: tuple[str, ...] = (),
+        octaves: Callable[[], float] | None = None,
+    ) -> None:
+        self._choice = choice
+        self._octaves = octaves
+        self.candidate = choice.candidate
+        self.narrow = narrow
+        self.misses = misses
+
+    @property
+    def choice(self) -> Choice:
+        """The choice, with its distance."""
+        return self._choice if self._octaves is None else changed(self._choice, octaves=self._octaves())
+
+    @property
+    def decision(self) -> Winner | None:
+        """The decision that the choice is about."""
+        return self._choice.decision
+
+    def after(self, misses: tuple[str, ...]) -> Found:
+        """The same choice, after more that was passed over."""
+        return Found(self._choice, self.narrow, (*misses, *self.misses), self._octaves) if misses else self
 
 
 class BestDefault:

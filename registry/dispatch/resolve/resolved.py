@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ...problem import Problem, TensorSpec
 from ..hit.counter import Counter
 from ..hit.guards import Condition
 from ..plans.plan import Plan
+from .best_default import Found
 from .resolution import Choice
 
 
@@ -62,23 +64,21 @@ class Resolved:
                 raise RegistryError(f"{self.plan.candidate} returned {name}, which shares memory with an argument")
 
 
-def resized(choice: Choice, plan: Plan, misses: tuple[str, ...], conditions: tuple[Condition, ...]) -> Resolved:
-    """The answer to another size of a call, without a place. Made without ``__init__``, for speed."""
-    made = object.__new__(Resolved)
-    made.__dict__.update(
-        choice=choice,
-        run=plan.call,
-        problem=plan.problem,
-        place=None,
-        plan=plan,
-        misses=misses,
-        conditions=conditions,
-        makeshift=False,
-        plain_torch=False,
-        untuned=choice.step == "default",
-        calls=Counter(),
-    )
-    return made
+class ResizedAnswer(Resolved):
+    """The answer to another size of a call, without a place; its choice and reasons are made when they are read."""
+
+    choice = cached_property(lambda self: self.found.choice)  # type: ignore[assignment]
+    misses = cached_property(lambda self: self.found.misses)  # type: ignore[assignment]
+    untuned = cached_property(lambda self: self.choice.step == "default")  # type: ignore[assignment]
+
+    @staticmethod
+    def of(found: Found, plan: Plan, conditions: tuple[Condition, ...]) -> ResizedAnswer:
+        """The answer by a plan. Made without ``__init__``, for speed."""
+        made: ResizedAnswer = object.__new__(ResizedAnswer)
+        made.__dict__.update(
+            found=found, run=plan.call, problem=plan.problem, plan=plan, conditions=conditions, calls=Counter()
+        )
+        return made
 
 
 class Attempt:
