@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -55,11 +55,15 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a row-major tensor; a dimension without elements counts as one with one."""
+    return _strides_before(shape[1:]) if shape else ()
+
+
 @lru_cache(maxsize=4096)
-def _row_major_strides(further: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a row-major tensor with a first dimension and ``further`` ones: it is the first that mostly grows."""
-    sizes = [max(size, 1) for size in further]
-    return (*accumulate(reversed(sizes), mul, initial=1),)[::-1]
+def _strides_before(further: tuple[int, ...]) -> tuple[int, ...]:
+    # of all dimensions but the first, which is the one that mostly grows
+    return (*accumulate((max(size, 1) for size in reversed(further)), mul, initial=1),)[::-1]
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class TensorSpec:
     @classmethod
     def contiguous(cls, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = _CPU) -> TensorSpec:
         """A row-major, aligned tensor of that shape."""
-        strides = _row_major_strides(shape[1:]) if shape else ()
+        strides = row_major_strides(shape)
         spec: TensorSpec = object.__new__(cls)
         spec.__dict__.update(shape=tuple(shape), dtype=dtype, strides=strides, device=device, alignment=FULL_ALIGNMENT)
         return spec

@@ -33,7 +33,7 @@ from ..problem import (
     torch_dtype,
 )
 from .canonical import OtherForms
-from .fake import RowMajor
+from .fake import OutputSize, RowMajor
 from .gradient import Backward
 from .packed_call import Packed
 from .tolerance import Comparator, Floor, Tolerance
@@ -257,20 +257,17 @@ class Op:
         """Cached results of ``output_specs``: calling ``fake`` takes longer than binding a plan."""
         return {}
 
-    def output_maker(self, device: torch.device, *, row_major: bool) -> Callable[[Arguments], dict[str, TensorSpec]]:
-        """``new_output_specs`` as a function of arguments; ``row_major``: their tensors are known to be so."""
-        fake, names = self.fake, self.parsed.outputs
-        if not isinstance(fake, RowMajor) or (fake.otherwise is not None and not row_major):
-            return lambda arguments: self.new_output_specs(arguments, device)
-        rule = fake.rule
+    def output_sizes(self, device: torch.device, *, row_major: bool) -> Callable[[Arguments], list[OutputSize]]:
+        """A function that returns the sizes of the outputs for a call's arguments, in order.
 
-        def made(arguments: Arguments) -> dict[str, TensorSpec]:
-            specs = {}
-            for name, (shape, dtype) in zip(names, rule(*arguments.all.values()), strict=True):
-                specs[name] = TensorSpec.contiguous(shape, dtype, device)
-            return specs
-
-        return made
+        ``row_major``: their tensors are known to be so.
+        """
+        fake = self.fake
+        if isinstance(fake, RowMajor) and (fake.otherwise is None or row_major):
+            return fake.sizes
+        return lambda arguments: [
+            (spec.shape, spec.dtype, spec.strides) for spec in self.new_output_specs(arguments, device).values()
+        ]
 
     def new_output_specs(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
         """``output_specs`` without the cache, for arguments that are probably new and do not return."""

@@ -21,12 +21,12 @@ from .hit.entries import EntryMaker, FreeValue
 from .hit.family import FamilyGuard, family_of
 from .hit.guards import AlignedLike, Condition, aligned
 from .hit.table import Table
-from .plans.plan import Candidate, Draft, Plan
-from .plans.resizing import Resizing
+from .plans.plan import Candidate, Draft
+from .plans.resizing import Resized, Resizing
 from .resolve.candidates import Plans
 from .resolve.first_choice import FirstChoice
 from .resolve.op_winners import Winner
-from .resolve.resolved import Resolved, ResizedAnswer
+from .resolve.resolved import ResizedAnswer, Resolved
 from .resolve.situation import moved_along, runs_verified_code
 from .shared_memory import is_apart
 from .torch_side.gradients import CallGradients
@@ -140,9 +140,7 @@ class Families:
             return None
         return None
 
-    def _member(
-        self, family: _Family, arguments: Arguments, values: tuple[Any, ...], table: Table
-    ) -> Member | None:
+    def _member(self, family: _Family, arguments: Arguments, values: tuple[Any, ...], table: Table) -> Member | None:
         if self._plans.failures or (family.on_gpu and stream_capturing()):
             return None
         shape = self._entries.parts.shape(values)
@@ -178,11 +176,12 @@ class Families:
         if self._op.transfers and not self._is_verified(found.decision, candidate, problem, arguments, family.device):
             return None
         like = family.plans.get(id(candidate))
-        plan = None if like is None else like.at(problem, arguments)
-        if plan is None and (plan := self._bound(family, candidate, problem, arguments)) is None:
+        resized = None if like is None else like.at(problem, arguments)
+        if resized is None and (resized := self._bound(family, candidate, problem, arguments)) is None:
             return None
         conditions = (_ALIGNED if found.narrow else ()) if family.aligned else (AlignedLike.of(arguments),)
-        return ResizedAnswer.of(found, plan, conditions)
+        checked = candidate.implementation.returns_outputs
+        return ResizedAnswer.of(found, problem, resized, conditions, checked=checked)
 
     def _is_verified(
         self, decision: Winner | None, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device
@@ -193,7 +192,7 @@ class Families:
             return True
         return runs_verified_code(op, decision, Draft.of(op, candidate, problem, arguments, device))
 
-    def _bound(self, family: _Family, candidate: Candidate, problem: Problem, arguments: Arguments) -> Plan | None:
+    def _bound(self, family: _Family, candidate: Candidate, problem: Problem, arguments: Arguments) -> Resized | None:
         """The first plan of a candidate in the family; None if something would have to be compiled or loaded."""
         implementation, device, runs = candidate.implementation, family.device, self._plans.any_size_runs
         if not implementation.deterministic or not implementation.capturable:
@@ -202,11 +201,13 @@ class Families:
         plan = draft.from_memory(runs)
         if plan is None and implementation.any_size and not draft.variants():
             plan = draft.compiled({}, runs)  # static dimensions differ: a run of its own, without compiling
-        if plan is not None:
-            if len(family.plans) >= MOST_FAMILIES:
-                family.plans.clear()
-            family.plans[id(candidate)] = Resizing(plan, device, runs, row_major=family.row_major)
-        return plan
+        if plan is None:
+            return None
+        if len(family.plans) >= MOST_FAMILIES:
+            family.plans.clear()
+        # the plan holds the candidate, so that its id stays unique
+        family.plans[id(candidate)] = Resizing(plan, device, runs, row_major=family.row_major)
+        return plan.call, lambda: plan
 
 
 def _answers(known: Resolved, arguments: Arguments) -> bool:

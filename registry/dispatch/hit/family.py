@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...arguments.schema import Parameter, Schema, tensors_in
-from ...arguments.specs import FULL_ALIGNMENT, Arguments, MatrixLayout, TensorSpec, fits_int32, quick_spec
+from ...arguments.specs import FULL_ALIGNMENT, Arguments, MatrixLayout, TensorSpec, fits_int32
 from ...generated_code import function
 from ..torch_side.tensor_classes import KINDS
 from ..torch_side.torch_private import kind_guard
@@ -115,11 +115,7 @@ def _maker(
         number = len(tensors)
         tensors.append(tensor)
         known.extend(f"{name}{number}" for name in ("dtype", "known", "shape", "strides"))
-        # a weight mostly has the shape of the first call
-        again = f"{tensor}.shape == shape{number} and {tensor}.stride() == strides{number}"
-        less = "" if forms[number].alignment == FULL_ALIGNMENT else f", {forms[number].alignment}"
-        made = f"spec({tensor}.shape, dtype{number}, {tensor}.stride(), device{less})"
-        return f"known{number} if {again} else {made}"
+        return f"s{number}"
 
     for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         given = item = f"a{place}"
@@ -141,7 +137,10 @@ def _maker(
     strange += [f"kinds[type({one})] != 'memory' or {one}.is_nested" for one in tensors]
     strange.append(f"not check({', '.join(tensors)})")
     strange += [_other_form(one, number, form) for number, (one, form) in enumerate(zip(tensors, forms, strict=True))]
-    lines += [*(f"if {demand}: return None" for demand in strange), f"return arguments({op!r}, {{{', '.join(items)}}}, {gradient}, set())"]
+    lines += [f"if {demand}: return None" for demand in strange]
+    for number, (one, form) in enumerate(zip(tensors, forms, strict=True)):
+        lines += _spec_lines(one, number, form)
+    lines.append(f"return arguments({op!r}, {{{', '.join(items)}}}, {gradient}, set())")
     lines = [f"def specs({', '.join(f'a{place}' for place in range(len(names)))}):", *(f"    {line}" for line in lines)]
     return function(
         "make",
@@ -149,13 +148,28 @@ def _maker(
         [*lines, "return specs"],
         {
             "kinds": KINDS,
-            "spec": quick_spec,
+            "new": object.__new__,
+            "TensorSpec": TensorSpec,
             "arguments": Arguments,
             "same": same,
             "grad_enabled": torch.is_grad_enabled,
             **_BUILT_IN,
         },
     )
+
+
+def _spec_lines(tensor: str, number: int, form: TensorForm) -> list[str]:
+    """Lines that set ``s0`` to the spec of the first tensor, and so on, without a Python call for each."""
+    values = {"shape": "tuple(shape)", "dtype": f"dtype{number}", "strides": "strides", "device": "device"}
+    given = ", ".join(f"{name}={value}" for name, value in values.items())
+    return [
+        f"shape, strides = {tensor}.shape, {tensor}.stride()",
+        # a weight mostly has the shape of the first call
+        f"if shape == shape{number} and strides == strides{number}: s{number} = known{number}",
+        "else:",
+        f"    s{number} = new(TensorSpec)",
+        f"    s{number}.__dict__.update({given}, alignment={form.alignment})",
+    ]
 
 
 def _other_form(tensor: str, number: int, form: TensorForm) -> str:

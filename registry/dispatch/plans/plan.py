@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -25,18 +25,6 @@ from ...space import Config, config_key
 from .any_size_runs import AnySizeRuns
 from .prepared import PreparedTensors
 from .written_plan import written_call
-
-_Record = TypeVar("_Record")
-
-
-def changed(record: _Record, **changes: Any) -> _Record:
-    """``dataclasses.replace`` in a fifth of the time: ``__init__`` and ``__post_init__`` are not called.
-
-    Values of cached properties are copied, too.
-    """
-    made: _Record = object.__new__(type(record))
-    made.__dict__.update(record.__dict__, **changes)
-    return made
 
 
 @dataclass(frozen=True)
@@ -93,21 +81,6 @@ class Plan:
             returns_outputs=implementation.returns_outputs,
             refuse_ignored=partial(refuse_ignored, implementation),
         )
-
-    @staticmethod
-    def made(like: Plan, problem: Problem, signature: Signature, run: Run) -> Plan:
-        """A plan of the candidate of ``like``, made without ``__init__``, for speed: a new size of a call makes one."""
-        plan: Plan = object.__new__(Plan)
-        plan.__dict__.update(
-            op=like.op,
-            candidate=like.candidate,
-            problem=problem,
-            signature=signature,
-            artifacts=(),
-            run=run,
-            prepared=like.prepared,
-        )
-        return plan
 
     def allocate(self) -> Tensors:
         """Uninitialised outputs as the op's fake says."""

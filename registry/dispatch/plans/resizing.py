@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
 
-from ...artifact import Signature
+from ...arguments.specs import quick_spec
+from ...artifact import LateSignature, Signature
+from ...contract import OutputSize
 from ...device import Device
 from ...implementation import Implementation, Run, binds_loaded
-from ...problem import Arguments, Problem
+from ...problem import Arguments, Problem, TensorSpec
 from .any_size_runs import AnySizeRuns
 from .plan import Draft, Plan, scratch_of
 from .written_plan import resized_call, resized_made
 
-_NOTHING: frozenset[str] = frozenset()
+Resized = tuple[Callable[..., Any], Callable[[], Plan]]
+"""A plan for another size: its function, and a function that makes the plan itself, which few calls need."""
 
 
 class Resizing:
@@ -23,58 +27,84 @@ class Resizing:
     """
 
     def __init__(self, plan: Plan, device: Device, runs: AnySizeRuns, *, row_major: bool = False) -> None:
-        self.plan = plan
-        """The plan itself; it holds the candidate, so that its id stays unique."""
-        implementation = plan.candidate.implementation
+        self._plan = plan
         self._device = device
         self._runs = runs
-        self._outputs = plan.op.output_maker(device.torch, row_major=row_major)
+        implementation, outputs = plan.candidate.implementation, plan.signature.outputs
+        self._output_sizes = plan.op.output_sizes(device.torch, row_major=row_major)
+        self._kinds = [(spec.dtype, 0 in spec.shape) for spec in outputs.values()]
         self._prepares, self._has_scratch = _asks(type(implementation))
-        self._run = self._any_size_run() if implementation.any_size else self._loaded_run(implementation)
-        self._returns = implementation.returns_outputs
+        known = runs.of(plan) if implementation.any_size else None
+        self._serves = None if known is None else known.serves
+        self._loads = not implementation.any_size and binds_loaded(type(implementation))
+        self.returns_outputs = implementation.returns_outputs
 
-    def at(self, problem: Problem, arguments: Arguments) -> Plan | None:
+    def at(self, problem: Problem, arguments: Arguments) -> Resized | None:
         """The plan for another size; None if that would need to compile, load or prepare something."""
-        like = self.plan
-        own = like.signature
-        if self._prepares and not like.prepared.serve(problem, arguments, own.arguments):
+        like = self._plan
+        if self._prepares and not like.prepared.serve(problem, arguments, like.signature.arguments):
             return None
-        outputs, scratch = self._outputs(arguments), own.scratch
-        sizes = resized_made(own.outputs, outputs)
+        outputs, scratch = self._output_sizes(arguments), like.signature.scratch
+        sizes = self._sizes(outputs)
         if self._has_scratch:
             scratch = scratch_of(like.candidate, problem, self._device)
-            more = resized_made(own.scratch, scratch)
+            more = resized_made(like.signature.scratch, scratch)
             sizes = None if sizes is None or more is None else [*sizes, *more]
-        signature = Signature(arguments, outputs, scratch, own.prepared)
-        # the text of the plan's run does not fit outputs or scratch of other kinds
-        run = self._run(problem, signature, None if sizes is None else like.run)
+        if self._serves is not None and self._serves(problem, arguments):
+            run: Run | None = like.run
+        else:
+            # the text of the plan's run does not fit outputs or scratch of other kinds
+            run = self._run(problem, self._signature(arguments, outputs, scratch), None if sizes is None else like.run)
         if run is None:
             return None
-        plan = Plan.made(like, problem, signature, run)
-        if self._returns:
+        if self.returns_outputs:
             call = like.call if run is like.run and not scratch else None
         else:
             call = None if sizes is None else resized_call(like.call, like.run, run, sizes)
+        make_plan = partial(self._made, problem, arguments, outputs, scratch, run, call)
+        return (make_plan().call if call is None else call), make_plan
+
+    def _sizes(self, outputs: Sequence[OutputSize]) -> list[Any] | None:
+        """The sizes as arguments of ``resized_call``; None if a dtype differs, or if only one of two is empty."""
+        sizes: list[Any] = []
+        for (shape, dtype, strides), (was, empty) in zip(outputs, self._kinds, strict=True):
+            if dtype is not was or (0 in shape) is not empty:
+                return None
+            sizes += shape, strides
+        return sizes
+
+    def _run(self, problem: Problem, signature: Signature, like: Run | None) -> Run | None:
+        plan, device = self._plan, self._device
+        implementation, config = plan.candidate.implementation, plan.candidate.config
+        if self._loads:
+            return implementation.bind_loaded(problem, config, device, signature, like)
+        if not implementation.any_size:
+            return None
+        return self._runs.get(Draft(plan.op, plan.candidate, problem, device, signature, plan.prepared))
+
+    def _signature(
+        self, arguments: Arguments, outputs: Sequence[OutputSize], scratch: Mapping[str, TensorSpec]
+    ) -> Signature:
+        return LateSignature(arguments, partial(self._specs, outputs), scratch, self._plan.signature.prepared)
+
+    def _specs(self, outputs: Sequence[OutputSize]) -> dict[str, TensorSpec]:
+        names, device = self._plan.signature.outputs, self._device.torch
+        return {name: quick_spec(*size, device) for name, size in zip(names, outputs, strict=True)}
+
+    def _made(
+        self,
+        problem: Problem,
+        arguments: Arguments,
+        outputs: Sequence[OutputSize],
+        scratch: Mapping[str, TensorSpec],
+        run: Run,
+        call: Callable[..., Any] | None,
+    ) -> Plan:
+        like, signature = self._plan, self._signature(arguments, outputs, scratch)
+        plan = Plan(like.op, like.candidate, problem, signature, (), run, like.prepared)
         if call is not None:
             plan.__dict__["call"] = call
         return plan
-
-    def _any_size_run(self) -> Callable[[Problem, Signature, Run | None], Run | None]:
-        plan, device, runs = self.plan, self._device, self._runs
-        known = runs.of(plan)
-
-        def run(problem: Problem, signature: Signature, _like: Run | None) -> Run | None:
-            if known is not None and known.serves(problem, signature.arguments):
-                return known.run
-            return runs.get(Draft(plan.op, plan.candidate, problem, device, signature, plan.prepared))
-
-        return run
-
-    def _loaded_run(self, implementation: Implementation) -> Callable[[Problem, Signature, Run | None], Run | None]:
-        if not binds_loaded(type(implementation)):
-            return lambda *_: None
-        bind, config, device = implementation.bind_loaded, self.plan.candidate.config, self._device
-        return lambda problem, signature, like: bind(problem, config, device, signature, like)
 
 
 @lru_cache(maxsize=1024)

@@ -7,6 +7,7 @@ sizes, so that a new size needs little work.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -34,7 +35,7 @@ class FirstChoice:
         op = situation.op
         self._situation = situation
         self._untuned = situation.winners.is_empty
-        self._default: Remembered[Found | None] = Remembered(BestDefault(situation).of, op.dynamic)
+        self._default = BestDefault(situation)
         self._usable: dict[int, _Usable] = {}
         self._nearest: dict[Hashable, _Usable] = {}
         self._spans: Spans[_Usable] = Spans(op, partial(situation.winners.stretch, op))
@@ -111,9 +112,9 @@ class FirstChoice:
                 misses.append(f"{shown_exact(situation, decision)}: {why}")
             if isinstance(standing, Standing):
                 found = self._exact(decision, standing, situation)
-                choice = exact_choice(situation, found.candidate, decision, standing.over)
+                make = partial(exact_choice, situation, found.candidate, decision, standing.over)
                 narrow = found.narrow.of(problem)
-                return None if narrow is None else Found(choice, narrow, tuple(misses))
+                return None if narrow is None else Found(found.candidate, narrow, make, decision, tuple(misses))
         alone = not misses
         own = tuple(misses)
         usable = self._expected(situation, misses)
@@ -217,5 +218,11 @@ class _Usable:
         narrow = self.narrow.of(problem)
         if self._choice is None or narrow is None:
             return None
-        octaves = self.octaves and partial(self.octaves, problem.dims, self._decision)
-        return Found(self._choice, narrow, self.misses, octaves)
+        decision = self._choice.decision
+        return Found(self.candidate, narrow, partial(self._choice_at, problem.dims), decision, self.misses)
+
+    def _choice_at(self, dims: Mapping[str, Value]) -> Choice:
+        assert self._choice is not None
+        if self.octaves is None:
+            return self._choice
+        return replace(self._choice, octaves=self.octaves(dims, self._decision))
