@@ -16,9 +16,14 @@ from registry.problem import Problem
 
 
 def replayed(op: Op, implementation: Implementation, problem: Problem) -> Comparison:
-    """The verdict on a replay of the default configuration's plan, captured on other inputs at the same addresses."""
+    """The verdict on a replay of the default configuration's plan, captured on other inputs at the same addresses.
+
+    Weights stay: a prepared form follows ``registry.weights_changed`` alone.
+    """
     device = Device.of("cuda")
     one, other = (op.draw(problem, "normal", torch.Generator("cuda").manual_seed(seed)) for seed in (0, 1))
+    names = op.parsed.names
+    other = tuple(a if name in op.weights else b for name, a, b in zip(names, one, other, strict=True))
     candidate = Candidate(implementation, implementation.default(problem, device))
     plan = build(op, candidate, problem, op.arguments(one), device)
     plan(*one)
