@@ -20,12 +20,14 @@ class Considered:
 
     ``entrants`` are those of the winner and of the finals; ``tried`` those with a trial under the decision's conditions
     that is no younger than it. ``has_trials``: the trial of the winner is here, and not the decision alone.
+    ``previous`` is the uid of the decision whose winner this one was raced against, "" without one.
     """
 
     run: str
     entrants: frozenset[ImplementationKey]
     tried: frozenset[ImplementationKey]
     has_trials: bool
+    previous: str
 
 
 _SOURCE = "implementation.name, implementation.fingerprint"
@@ -43,11 +45,12 @@ _ANSWERS = text(f"""
         AND trial.software_id = decision.software_id AND trial.created <= decision.created
     JOIN protocol AS own ON own.id = trial.protocol_id AND own.regime = protocol.regime
     JOIN candidate ON candidate.id = trial.candidate_id {_OF_CANDIDATE}
-    UNION SELECT {_RUN}, decision.run_id, '' FROM decision WHERE decision.uid = :uid
+    UNION SELECT {_RUN}, decision.run_id, CASE WHEN decision.verdict = 'new' THEN '' ELSE COALESCE(previous_uid, '') END
+    FROM decision WHERE decision.uid = :uid
     UNION SELECT {_TRIAL}, trial.uid, '' FROM decision JOIN trial ON trial.uid = decision.trial_uid
     WHERE decision.uid = :uid
 """)
-"""Rows of (what it is, name, fingerprint); one question, since a run asks it for each of its problems."""
+"""Rows of (what it is, name, fingerprint), and of the run with the decision before, all in one question."""
 
 
 def considered_by(session: Session, decision_uid: str) -> Considered | None:
@@ -57,5 +60,5 @@ def considered_by(session: Session, decision_uid: str) -> Considered | None:
         found[kind].add((name, fingerprint))
     if not found[_RUN]:
         return None
-    ((run, _),) = found[_RUN]
-    return Considered(run, frozenset(found[_ENTRANT]), frozenset(found[_TRIED]), bool(found[_TRIAL]))
+    ((run, previous),) = found[_RUN]
+    return Considered(run, frozenset(found[_ENTRANT]), frozenset(found[_TRIED]), bool(found[_TRIAL]), previous)

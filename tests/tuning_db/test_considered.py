@@ -32,10 +32,13 @@ def test_finalists_and_what_was_tried_before_under_the_same_conditions(store: St
         frozenset({("triton.row", "f1"), ("g.final", "f2")}),
         frozenset({("a.first", "f1"), ("b.wrong", "f1"), ("c.longer", "f1")}),
         has_trials=True,
+        previous="",
     )
-    alone = make.decision(make.problem(rows=2), trial_uid="of another database")
-    store.publish(run, alone)
-    assert store.considered(alone.uid) == Considered(run, frozenset({("triton.row", "f1")}), frozenset(), False)
+    for verdict, previous in (("replaced", "the one before"), ("new", "")):
+        alone = make.decision(make.problem(rows=2), trial_uid="elsewhere", previous="the one before", verdict=verdict)
+        store.publish(run, alone)
+        only = frozenset({("triton.row", "f1")})
+        assert store.considered(alone.uid) == Considered(run, only, frozenset(), False, previous)
     assert store.considered("0" * 32) is None
     found = store.run(run)
     assert found is not None
