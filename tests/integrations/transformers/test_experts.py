@@ -10,6 +10,7 @@ import torch
 
 import registry
 from registry.integrations.transformers import apply, restore
+from registry.integrations.transformers.swapping import unswap
 
 from .tiny_models import tiny
 
@@ -84,3 +85,18 @@ def test_an_implementation_that_is_asked_for_afterwards_is_transformers(tmp_path
     restore(model)
     apply(model)
     assert called()[0]
+
+
+def test_packed_experts_gate_by_one_op(tmp_path: Path) -> None:
+    model = tiny("mixtral", torch.bfloat16)
+    apply(model, quantize="int4", group_size=32)
+    hidden, ids, weights = routed()
+    given, results = (hidden.bfloat16(), ids, weights.bfloat16()), []
+    with torch.no_grad():
+        with registry.record(tmp_path / "calls.yaml"):
+            results.append(experts_of(model)(*given))
+        unswap(experts_of(model))
+        results.append(experts_of(model)(*given))
+    called = (tmp_path / "calls.yaml").read_text()
+    assert {name in called for name in ("silu_and_mul:", "grouped_gemm_int4:")} == {True}
+    torch.testing.assert_close(*results, atol=1e-3, rtol=2e-2)

@@ -8,6 +8,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
+from ....nn import PackedExpertsMlp
 from ....nn.expert_rows import ExpertRows
 from ..swapping import Swapped, swap
 from .activations import ActivationKind, activation_kind, gated
@@ -53,6 +54,16 @@ class ExpertsForward(Swapped):
         return True
 
 
+class PackedExpertsForward(Swapped):
+    """Packed experts whose activation and product with up are one op."""
+
+    registry_kind: ActivationKind
+
+    def gated(self, both: torch.Tensor) -> torch.Tensor:
+        """As PackedExpertsMlp."""
+        return gated(both, self.registry_kind)
+
+
 def _implementation(module: torch.nn.Module) -> str | None:
     """The name of transformers' implementation that the module's configuration asks for, None without one."""
     config: Any = getattr(module, "config", None)
@@ -61,9 +72,15 @@ def _implementation(module: torch.nn.Module) -> str | None:
 
 
 def replace_experts(module: torch.nn.Module) -> str:
-    """Replace the forward of experts that compute what packed ones would. Returns why not, "" if it is replaced."""
+    """Replace the forward of experts that compute what packed ones would, or the activation of packed ones.
+
+    Returns why not, "" if it is replaced.
+    """
     kind = activation_kind(getattr(module, "act_fn", None))
     if kind is None:
         return "their activation function is neither silu nor gelu"
-    swap(module, ExpertsForward, kind=kind, replaced=_implementation(module))
+    if isinstance(module, PackedExpertsMlp):
+        swap(module, PackedExpertsForward, kind=kind)
+    else:
+        swap(module, ExpertsForward, kind=kind, replaced=_implementation(module))
     return ""
