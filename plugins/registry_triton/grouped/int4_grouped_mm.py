@@ -50,7 +50,7 @@ class GroupedMmExperts(DequantizedExperts):
 
     def default(self, problem: Problem, device: Device) -> Config:
         """32 by 128."""
-        return TILE
+        return dict(TILE)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """As Triton's product of the same weights, and before it."""
