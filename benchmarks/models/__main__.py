@@ -12,6 +12,7 @@ plain     transformers with torch's attention
 apply     what ``registry.integrations.transformers.apply`` makes of it
 int4 ...  the same with ``quantize``: int8, int4, int2, int1, nf4, fp8, w8a8, w4a8
 torchao, gemlite, humming   plain with that project's layers of 4 bits, each by its own advice
+torchao-mslk                torchao's with the kernels of MSLK, where that is installed, too
 torchao-fp8                 plain with torchao's float8 layers, to compare with fp8
 
 ``int4+head`` and so on have the output layer packed, too. Lists are separated by spaces or commas. Times are

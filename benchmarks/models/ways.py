@@ -70,7 +70,7 @@ def why_not(way: str, fault: BaseException) -> str:
     """A line for a way whose model cannot be made."""
     name = way.removesuffix(HEAD)
     if isinstance(fault, ModuleNotFoundError) and name in peers.INSTALL:
-        return f"no module {fault.name}: pip install {peers.INSTALL[name]}"
+        return f"no module {fault.name}: pip install {' '.join(peers.INSTALL[name])}"
     return told(fault)
 
 
