@@ -60,10 +60,12 @@ class ClusterTopKTopPSampling(CudaImplementation):
         return _space(problem.cols, problem.torch_dtype.itemsize, device.capability)
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """As many blocks a row as keep every SM busy, of 8 at most, and about 16 columns a thread."""
+        """As many blocks a row as keep every SM busy, of 8 at most; 16 columns a thread, or 32 where an SM has several
+        blocks, which wait at different times."""
         wanted = max(1, 2 * device.multiprocessors // max(problem.rows, 1))
         cluster = min(_PORTABLE_CLUSTER, 2 ** (wanted.bit_length() - 1))
-        return _default(problem.cols, problem.torch_dtype.itemsize, device.capability, cluster)
+        columns = 16 if problem.rows * _PORTABLE_CLUSTER <= device.multiprocessors else 32
+        return _default(problem.cols, problem.torch_dtype.itemsize, device.capability, cluster, columns)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """A row is read once, and no step is left to one thread block of a row that many share."""
@@ -118,13 +120,15 @@ def _space(cols: int, itemsize: int, capability: tuple[int, int]) -> Space:
 
     def threads(config: Config) -> bool:
         each = _slice(cols, itemsize, config["cluster"]) / config["threads"]
-        return (each >= 4 or config["threads"] == _THREADS[0]) and (each <= 64 or config["threads"] == _THREADS[-1])
+        return bool(
+            (each >= 4 or config["threads"] == _THREADS[0]) and (each <= 64 or config["threads"] == _THREADS[-1])
+        )
 
     def fits(config: Config) -> bool:
-        return _slice(cols, itemsize, config["cluster"]) * itemsize <= room
+        return bool(_slice(cols, itemsize, config["cluster"]) * itemsize <= room)
 
     def long(config: Config) -> bool:
-        return config["cluster"] == 1 or cols >= _LEAST_COLUMNS * config["cluster"]
+        return bool(config["cluster"] == 1 or cols >= _LEAST_COLUMNS * config["cluster"])
 
     space = Space(cluster=[count for count in _CLUSTERS if count <= most], threads=_THREADS, bins=_BINS)
     space = space.require(f"at most {room} bytes of a row in a block", fits)
@@ -133,14 +137,14 @@ def _space(cols: int, itemsize: int, capability: tuple[int, int]) -> Space:
 
 
 @lru_cache(maxsize=1024)
-def _default(cols: int, itemsize: int, capability: tuple[int, int], cluster: int) -> Config:
+def _default(cols: int, itemsize: int, capability: tuple[int, int], cluster: int, columns: int) -> Config:
     def distance(config: Config) -> tuple[float, ...]:
         each = _slice(cols, itemsize, config["cluster"]) / config["threads"]
         return (
             config["cluster"] > _PORTABLE_CLUSTER,
             _slice(cols, itemsize, config["cluster"]) * itemsize > 80 * 1024,
             abs(math.log2(config["cluster"] / cluster)),
-            abs(math.log2(each / 16)),
+            abs(math.log2(each / columns)),
             abs(math.log2(config["bins"] / 512)),
         )
 

@@ -55,7 +55,7 @@ struct Ranking {
   unsigned least;
   int found;
 
-  // Take the chosen bin's entries, and those of greater bins; they are LISTED at most.
+  // Take the chosen bin's entries, and those of greater bins; they are LISTED at most. A barrier must follow.
   __device__ void gather(Lists &lists, const Row &row, bool with_kept) {
     if (threadIdx.x == 0) least = 0xffffffffu, found = COLS;
     int begin = 0;
@@ -69,7 +69,6 @@ struct Ranking {
       begin += length;
     }
     many = begin;
-    __syncthreads();
   }
 
   __device__ void take(int place, const Entry &entry, const Row &row) {
@@ -98,6 +97,7 @@ struct Ranking {
 
   // The key of the least entry that is kept, where `above` is the sum of what is greater than all entries.
   template <bool BY_MASS> __device__ unsigned threshold(const Target<BY_MASS> &target, Mass above) {
+    __syncthreads();
     rank(weight, [&](int j, int i) { return key[j] > key[i]; }, [&](int i, unsigned number, Mass mass) {
       if (!target.reached(above + (BY_MASS ? mass : number))) atomicMin(&least, key[i]);
     });

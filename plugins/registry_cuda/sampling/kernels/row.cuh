@@ -7,6 +7,8 @@ constexpr int STEP = 32 * VEC;
 constexpr int STEPS = (SPAN + STEP - 1) / STEP;
 // loads of a thread that are in flight together
 constexpr int AHEAD = STEPS < 8 ? STEPS : 8;
+// steps that are computed together; with more of 8 columns each, registers spill
+constexpr int TOGETHER = VEC < 8 ? 4 : 2;
 
 using Mass = unsigned long long;
 // A weight is exp(logit - greatest) in units of 2**-40: sums are the same in every order, of up to 2**23 columns. The
@@ -69,7 +71,7 @@ struct Row {
 
   // function(logit, column) for each of this thread's; both zeros are +0
   template <typename Function> __device__ void each(Function function) const {
-#pragma unroll 4
+#pragma unroll TOGETHER
     for (int step = 0; step < STEPS; ++step) {
       const int column = column_of(step);
       if (column >= span.end) continue;

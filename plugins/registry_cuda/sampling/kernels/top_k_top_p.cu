@@ -40,8 +40,10 @@ __device__ bool select(State &state, Row &row, Target<BY_MASS> target, Mass abov
     state.lists.fill(row, bins, choice.bin);
     const Told all = state.lists.together();
     if (bins.whole() && all.kept + all.inside <= LISTED) {
+      if (first) state.ranking.gather(state.lists, row, true);
+      // siblings leave, but not before their lists are read
+      meet();
       if (first) {
-        state.ranking.gather(state.lists, row, true);
         const int column = state.ranking.draw(BY_MASS ? ~0ull : target.number, share, BY_MASS ? target.whole : 0, uniform);
         if (threadIdx.x == 0) *sample = column;
       }
@@ -139,10 +141,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     if (threadIdx.x == 0 && blockIdx.x % CLUSTER == 0) samples[number] = 0;
     return;
   }
-  if (drawn_by_filters(state, row, k, p, u, samples + number)) {
-    // the first block has read the lists of its siblings, which must not have left
-    meet();
-    return;
-  }
-  draw(state, row, u, samples + number);
+  if (!drawn_by_filters(state, row, k, p, u, samples + number)) draw(state, row, u, samples + number);
 }
