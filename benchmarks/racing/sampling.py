@@ -7,7 +7,8 @@ What an H200 was seen to take with top_k and top_p, in float32: one row of 12825
 µs in Triton's loop, where torch sorts in 84 and more. The logits of 64 rows are 33 MB, a copy of 12 µs. A row a
 program reads its row, or copies of its keys, from L2 six times or more, at the 60 GB/s to 100 GB/s of one SM, and
 each round of its search waits for memory that it has just written. In parts, a search of up to eight rounds of 16
-buckets is followed by one program that joins 64 lists one after the other, a microsecond each, and searches again.
+buckets was followed by one program that joined 64 lists one after the other, a microsecond each, and searches again;
+it now takes some of each list at a time, which should leave 40 of the 77.
 
 What to expect of cuda.cluster, written before it was measured: a row is read once, to the shared memory of 8 or 16
 blocks, and a histogram of 512 bins over the 32 below the greatest logit leaves a short list; four or five meetings of

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from registry import Config, Device, Launch, Problem, Space
-from registry.backends.cuda import CudaImplementation, CudaKernel, read_source
+from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, shared_limit
 
 from ..number import C_TYPES, vector_width
 
@@ -21,8 +21,6 @@ _THREADS = (64, 128, 256, 512, 1024)
 _BINS = (256, 512, 1024)
 _STATE_BYTES = 28 * 1024
 """Shared bytes of a block beside its columns, with 1024 bins."""
-_SHARED_BYTES = {(9, 0): 227 * 1024, (10, 0): 227 * 1024, (8, 0): 163 * 1024}
-_SHARED_ELSEWHERE = 99 * 1024
 _LEAST_COLUMNS = 1024
 """Columns of a block's part of a row that is worth a sibling."""
 _GRID_LIMIT = 2**31 - 1
@@ -49,15 +47,15 @@ class ClusterTopKTopPSampling(CudaImplementation):
             return
         if not all(problem.traits.contiguous(name) for name in ("logits", "uniform")):
             yield "logits or uniform is not contiguous"
-        if _space(problem.cols, problem.torch_dtype.itemsize, device.capability).is_empty:
-            blocks = f"{_CLUSTERS[-1]} blocks" if _clusters(device.capability) > 1 else "one block"
+        if self.space(problem, device).is_empty:
+            blocks = f"{_CLUSTERS[-1]} blocks" if _most_blocks(device) > 1 else "one block"
             yield f"a row of {problem.cols} does not fit in the shared memory of {blocks}"
         if problem.rows * _CLUSTERS[-1] > _GRID_LIMIT:
             yield f"{problem.rows} rows are more than a grid of {_GRID_LIMIT} blocks can hold"
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Blocks of a row, threads of a block, and bins of a histogram."""
-        return _space(problem.cols, problem.torch_dtype.itemsize, device.capability)
+        return _space(*_lengths(problem, device))
 
     def default(self, problem: Problem, device: Device) -> Config:
         """As many blocks a row as keep every SM busy, of 8 at most; 16 columns a thread, or 32 where an SM has several
@@ -65,7 +63,7 @@ class ClusterTopKTopPSampling(CudaImplementation):
         wanted = max(1, 2 * device.multiprocessors // max(problem.rows, 1))
         cluster = min(_PORTABLE_CLUSTER, 2 ** (wanted.bit_length() - 1))
         columns = 16 if problem.rows * _PORTABLE_CLUSTER <= device.multiprocessors else 32
-        return _default(problem.cols, problem.torch_dtype.itemsize, device.capability, cluster, columns)
+        return _default(*_lengths(problem, device), cluster, columns)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """A row is read once, and no step is left to one thread block of a row that many share."""
@@ -103,21 +101,24 @@ def _step(problem: Problem, name: str) -> int:
 
 
 def _slice(cols: int, itemsize: int, cluster: int) -> int:
-    """Columns of a block, at least; whole vectors, however wide these are."""
+    """Columns of a block in whole vectors of the widest kind; of narrower ones they are not more."""
     widest = math.gcd(cols, _WIDEST // itemsize)
     return -(-cols // widest // cluster) * widest
 
 
-def _clusters(capability: tuple[int, int]) -> int:
-    """The most blocks of a row."""
-    return _CLUSTERS[-1] if capability >= (9, 0) else 1
+def _most_blocks(device: Device) -> int:
+    """The most blocks of a row: one where a GPU has no clusters."""
+    return _CLUSTERS[-1] if device.capability >= (9, 0) else 1
+
+
+def _lengths(problem: Problem, device: Device) -> tuple[int, int, int, int]:
+    """Columns, bytes of a logit, the most blocks of a row, and bytes that a block has for its columns."""
+    room = shared_limit(device.target) - _STATE_BYTES
+    return problem.cols, problem.torch_dtype.itemsize, _most_blocks(device), room
 
 
 @lru_cache(maxsize=1024)
-def _space(cols: int, itemsize: int, capability: tuple[int, int]) -> Space:
-    room = _SHARED_BYTES.get(capability, _SHARED_ELSEWHERE) - _STATE_BYTES
-    most = _clusters(capability)
-
+def _space(cols: int, itemsize: int, most: int, room: int) -> Space:
     def threads(config: Config) -> bool:
         each = _slice(cols, itemsize, config["cluster"]) / config["threads"]
         return bool(
@@ -137,7 +138,7 @@ def _space(cols: int, itemsize: int, capability: tuple[int, int]) -> Space:
 
 
 @lru_cache(maxsize=1024)
-def _default(cols: int, itemsize: int, capability: tuple[int, int], cluster: int, columns: int) -> Config:
+def _default(cols: int, itemsize: int, most: int, room: int, cluster: int, columns: int) -> Config:
     def distance(config: Config) -> tuple[float, ...]:
         each = _slice(cols, itemsize, config["cluster"]) / config["threads"]
         return (
@@ -148,4 +149,4 @@ def _default(cols: int, itemsize: int, capability: tuple[int, int], cluster: int
             abs(math.log2(config["bins"] / 512)),
         )
 
-    return min(_space(cols, itemsize, capability).configs, key=distance)
+    return min(_space(cols, itemsize, most, room).configs, key=distance)
