@@ -156,8 +156,9 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     """Find and store the winner of each problem.
 
     That is the fastest of the candidates that are right: each is verified against a float64 reference before it is
-    timed. Ctrl-C keeps what was measured. Exit codes: 0 all decided, 1 some problem has no winner (no candidate was
-    right, its finals decided nothing, or the time limit left it out), 2 bad input, 130 interrupted.
+    timed. Ctrl-C keeps what was measured, but with --sandbox only where --db says so. Exit codes: 0 all decided, 1 some
+    problem has no winner (no candidate was right, its finals decided nothing, or the time limit left it out), 2 bad
+    input, 130 interrupted.
     """
     _check_positive("--budget", budget)
     _check_positive("--trials", trials)
@@ -207,7 +208,9 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
         with database_of(db, sandbox=sandbox) as kept:
             if sandbox:
                 options = options_in_sandboxes(options, catalog, there[0])
-            results, display = _tuned(told, catalog, there, notes, kept, options, json=json)
+            display = _display(json)
+            display.keeps = kept == db
+            results = _tuned(told, catalog, there, notes, kept, options, display)
     display.conclude(results)
     raise typer.Exit(_exit_code(results, display))
 
@@ -227,21 +230,19 @@ def _tuned(
     notes: Sequence[str],
     database: str | None,
     options: TuneOptions,
-    *,
-    json: bool,
-) -> tuple[tuple[Result, ...], Display]:
-    """The results of a run, and what has shown it."""
+    display: Display,
+) -> tuple[Result, ...]:
+    """The results of a run, which ``display`` shows."""
     from ..tuner import run
     from ..tuner.events import Note
 
-    with _display(json) as display:
+    with display:
         for note in notes:
             display(Note(note))
-        results = run.tune(
+        return run.tune(
             told.all, catalog=catalog, device=devices, database=database, options=options, observer=display,
             counts=told.counts,
         )  # fmt: skip
-    return results, display
 
 
 def _devices(wanted: str | None) -> tuple[Device, ...]:
