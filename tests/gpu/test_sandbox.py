@@ -9,7 +9,7 @@ import torch
 
 from registry.device import Device
 from registry.discovery.catalog import Catalog
-from registry.sandbox import shared_memory
+from registry.sandbox.memory import shared_memory
 from registry.sandbox.trial import SandboxedSession
 from registry.sandbox.tuning.sandboxed_run import sandboxed_catalog, sandboxed_options
 from registry.tuner.events import Event, TrialDone
