@@ -33,7 +33,7 @@ from ..problem import (
     torch_dtype,
 )
 from .canonical import OtherForms
-from .fake import OutputSize, RowMajor
+from .fake import RowMajor, Rule
 from .gradient import Backward
 from .packed_call import Packed
 from .tolerance import Comparator, Floor, Tolerance
@@ -257,17 +257,13 @@ class Op:
         """Cached results of ``output_specs``: calling ``fake`` takes longer than binding a plan."""
         return {}
 
-    def output_sizes(self, device: torch.device, *, row_major: bool) -> Callable[[Arguments], list[OutputSize]]:
-        """A function that returns the sizes of the outputs for a call's arguments, in order.
+    def size_rule(self, *, row_major: bool) -> Rule | None:
+        """The rule of row-major outputs for calls whose tensors are all ``row_major`` or not; None if it does not hold.
 
-        ``row_major``: their tensors are known to be so.
+        It takes a call's arguments in order, specs instead of tensors.
         """
         fake = self.fake
-        if isinstance(fake, RowMajor) and (fake.otherwise is None or row_major):
-            return fake.sizes
-        return lambda arguments: [
-            (spec.shape, spec.dtype, spec.strides) for spec in self.new_output_specs(arguments, device).values()
-        ]
+        return fake.rule if isinstance(fake, RowMajor) and (fake.otherwise is None or row_major) else None
 
     def new_output_specs(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
         """``output_specs`` without the cache, for arguments that are probably new and do not return."""
@@ -330,9 +326,10 @@ class Op:
         if self.choices:
             self._check_choices(dims)
         view = self.view
-        if view is None or view(arguments) is arguments:
-            return Problem.of_call(self.name, dims, traits(arguments, told))
-        return Problem.of_call(self.name, dims, self._traits(arguments, told))
+        seen = (
+            traits(arguments, told) if view is None or view(arguments) is arguments else self._traits(arguments, told)
+        )
+        return Problem.of_call(self.name, dims, seen)
 
     def told(self, arguments: Arguments) -> Mapping[str, Value] | None:
         """What the traits of a call are told: that dtypes differ which are one dtype in the op's own inputs."""

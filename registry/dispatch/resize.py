@@ -42,7 +42,7 @@ _MOST_STRIDED = 8
 _ALIGNED: tuple[Condition, ...] = (aligned,)
 
 
-class _Family:
+class Family:
     """One family. ``plans`` has, by its id, each candidate that has answered a call of it.
 
     ``gradient``: autograd records its calls. ``told``: what its calls' traits are told, see ``Op.told``. ``plain``: a
@@ -52,6 +52,7 @@ class _Family:
     __slots__ = (
         "aligned",
         "device",
+        "distinct",
         "first_choice",
         "free",
         "grad",
@@ -73,6 +74,7 @@ class _Family:
         self.plain = not (mutates or gradient)
         self.on_gpu = device.type == "cuda"
         self.row_major = guard.row_major
+        self.distinct = guard.distinct
         self.aligned = guard.aligned
         self.strided = guard.strided
         self.traits = OrdinaryTraits if guard.aligned and guard.row_major else FamilyTraits
@@ -87,16 +89,16 @@ class _Family:
         """The names of the attributes that the latest answer depends on, and placeholders for all others."""
 
 
-Member = tuple[Callable[..., Any], Resolved, Hashable, Sequence[FreeValue], bool | None]
+Member = tuple[Callable[..., Any], Resolved, Hashable, Sequence[FreeValue], Family]
 """The answer to a call of a family: its run and Resolved, and for the table entry the shape by which it is found, the
-placeholders for attributes, and the grad mode."""
+placeholders for attributes, and the family."""
 
 
 class Families:
     """The families of one op whose calls were answered by a plan, in ``known``, the latest first."""
 
     def __init__(self, plans: Plans, schema: Schema, entries: EntryMaker, gradients: CallGradients) -> None:
-        self.known: tuple[_Family, ...] = ()
+        self.known: tuple[Family, ...] = ()
         self._plans = plans
         self._op: Op = plans.op
         self._schema = schema
@@ -120,8 +122,8 @@ class Families:
         oldest = {id(family) for family in [one for one in known if one.strided][_MOST_STRIDED:]}
         self.known = tuple([family for family in known if id(family) not in oldest])[:MOST_FAMILIES]
 
-    def _family(self, guard: FamilyGuard, device: Device, arguments: Arguments) -> _Family:
-        return _Family(guard, device, arguments.gradient, self._op.told(arguments), mutates=self._mutates)
+    def _family(self, guard: FamilyGuard, device: Device, arguments: Arguments) -> Family:
+        return Family(guard, device, arguments.gradient, self._op.told(arguments), mutates=self._mutates)
 
     def member(self, values: tuple[Any, ...], table: Table) -> Member | None:
         """The answer to a call of these values; None if the miss must answer, or raise.
@@ -140,8 +142,8 @@ class Families:
             return None
         return None
 
-    def _member(self, family: _Family, arguments: Arguments, values: tuple[Any, ...], table: Table) -> Member | None:
-        if self._plans.failures or (family.on_gpu and stream_capturing()):
+    def _member(self, family: Family, arguments: Arguments, values: tuple[Any, ...], table: Table) -> Member | None:
+        if self._plans.failures.known or (family.on_gpu and stream_capturing()):
             return None
         shape = self._entries.parts.shape(values)
         entries = table.now.shapes.get(shape)
@@ -157,15 +159,15 @@ class Families:
             free = self._entries.free(values, read | self._op.fake_reads)
             family.free = read, free
         run = resolved.run if family.plain else self._as_operation(resolved.run, family)
-        return run, resolved, shape, free, family.grad
+        return run, resolved, shape, free, family
 
-    def _as_operation(self, run: Callable[..., Any], family: _Family) -> Callable[..., Any]:
+    def _as_operation(self, run: Callable[..., Any], family: Family) -> Callable[..., Any]:
         """``run`` with torch's version counters and gradient."""
         if self._mutates:
             run = counting_writes(run, self._schema)
         return self._gradients.recording(run) if family.gradient else run
 
-    def _resized(self, family: _Family, arguments: Arguments) -> Resolved | None:
+    def _resized(self, family: Family, arguments: Arguments) -> Resolved | None:
         op, plans, device = self._op, self._plans, family.device
         problem = op.pose_in_family(arguments, family.traits, family.told)
         if family.first_choice is None:
@@ -192,7 +194,7 @@ class Families:
             return True
         return runs_verified_code(op, decision, Draft.of(op, candidate, problem, arguments, device))
 
-    def _bound(self, family: _Family, candidate: Candidate, problem: Problem, arguments: Arguments) -> Resized | None:
+    def _bound(self, family: Family, candidate: Candidate, problem: Problem, arguments: Arguments) -> Resized | None:
         """The first plan of a candidate in the family; None if something would have to be compiled or loaded."""
         implementation, device, runs = candidate.implementation, family.device, self._plans.any_size_runs
         if not implementation.deterministic or not implementation.capturable:

@@ -36,10 +36,14 @@ class TensorForm(NamedTuple):
 
 
 class FamilyGuard(NamedTuple):
-    """The guard of a family, and the forms of its tensors in the schema's order."""
+    """The guard of a family, and the forms of its tensors in the schema's order.
+
+    ``distinct``: no tensor is missing in its calls, nor given twice.
+    """
 
     specs: Specs
     forms: tuple[TensorForm, ...]
+    distinct: bool
 
     @property
     def aligned(self) -> bool:
@@ -83,7 +87,9 @@ def family_of(schema: Schema, values: Sequence[Any], gradient: bool) -> FamilyGu
         if kind in {"free", "same"}:
             names[f"e{place}"] = free_integer(value) or value
     specs: Specs = _maker(schema.name, schema.names, kinds, tuple(forms), gradient)(**names)
-    return FamilyGuard(specs, tuple(forms))
+    # torch's guard refuses one tensor that is given twice
+    missing = any(one.holds_tensors and value is None for one, value in zip(schema.parameters, values, strict=True))
+    return FamilyGuard(specs, tuple(forms), not missing)
 
 
 _Kind = str | int
