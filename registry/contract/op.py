@@ -319,17 +319,25 @@ class Op:
 
         ``told`` is the result of ``Op.told`` for any call of the family.
         """
-        posed = self.problem(arguments)
-        dims = {**(posed.dims if isinstance(posed, Problem) else posed)}
-        if self.distributions:
-            dims = {**dims, **{name: texts[0] for name, texts in self.distributions.items()}}
-        if self.choices:
-            self._check_choices(dims)
-        view = self.view
-        seen = (
-            traits(arguments, told) if view is None or view(arguments) is arguments else self._traits(arguments, told)
-        )
-        return Problem.of_call(self.name, dims, seen)
+        return self.posing_in_family(traits, told)(arguments)
+
+    def posing_in_family(
+        self, traits: type[FamilyTraits], told: Mapping[str, Value] | None
+    ) -> Callable[[Arguments], Problem]:
+        """``pose_in_family`` as a function of the arguments, without look-ups that are the same for each call."""
+        op, problem, view, distributions = self.name, self.problem, self.view, self.distributions
+        usual = {name: texts[0] for name, texts in distributions.items()}
+        check_choices = self._check_choices if self.choices else None
+
+        def pose(arguments: Arguments) -> Problem:
+            posed = problem(arguments)
+            dims = {**(posed.dims if isinstance(posed, Problem) else posed), **usual}
+            if check_choices is not None:
+                check_choices(dims)
+            whole = view is None or view(arguments) is arguments
+            return Problem.of_call(op, dims, traits(arguments, told) if whole else self._traits(arguments, told))
+
+        return pose
 
     def told(self, arguments: Arguments) -> Mapping[str, Value] | None:
         """What the traits of a call are told: that dtypes differ which are one dtype in the op's own inputs."""

@@ -146,7 +146,11 @@ def _maker(
     lines += [f"if {demand}: return None" for demand in strange]
     for number, (one, form) in enumerate(zip(tensors, forms, strict=True)):
         lines += _spec_lines(one, number, form)
-    lines.append(f"return arguments({op!r}, {{{', '.join(items)}}}, {gradient}, set())")
+    lines += [
+        "made = new(Arguments)",
+        f"made.__dict__.update(op={op!r}, all={{{', '.join(items)}}}, gradient={gradient}, seen=set())",
+        "return made",
+    ]
     lines = [f"def specs({', '.join(f'a{place}' for place in range(len(names)))}):", *(f"    {line}" for line in lines)]
     return function(
         "make",
@@ -156,7 +160,7 @@ def _maker(
             "kinds": KINDS,
             "new": object.__new__,
             "TensorSpec": TensorSpec,
-            "arguments": Arguments,
+            "Arguments": Arguments,
             "same": same,
             "grad_enabled": torch.is_grad_enabled,
             **_BUILT_IN,

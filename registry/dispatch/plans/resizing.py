@@ -62,12 +62,15 @@ class Resizing:
         else:
             call = None if sizes is None else resized_call(like.call, like.run, run, sizes)
         make_plan = partial(self._made, problem, arguments, made, scratch, run, call)
-        return (make_plan().call if call is None else call), make_plan
+        if call is None:
+            plan = make_plan()
+            return plan.call, lambda: plan
+        return call, make_plan
 
     def _sizes(self, arguments: Arguments) -> list[Any] | None:
-        """Shape and strides of each output, as arguments of ``resized_call``; None if the plan's text does not fit them.
+        """Shape and strides of each output, as arguments of ``resized_call``.
 
-        It does not if a dtype differs, or if only one of two outputs is empty.
+        None if the plan's text does not fit the outputs: a dtype differs, or only one of two is empty.
         """
         if self._rule is None:
             return resized_made(self._plan.signature.outputs, self._plan.op.new_output_specs(arguments, self._torch))
