@@ -113,7 +113,7 @@ class FirstChoice:
             if isinstance(standing, Standing):
                 found = self._exact(decision, standing, situation)
                 make = partial(exact_choice, situation, found.candidate, decision, standing.over)
-                narrow = found.narrow.of(problem)
+                narrow = found.narrow(problem)
                 return None if narrow is None else Found(found.candidate, narrow, make, decision, tuple(misses))
         alone = not misses
         own = tuple(misses)
@@ -193,8 +193,6 @@ class _Usable:
         self._space: Space | None = None
         self._fits = Remembered(self._is_point, dynamic)
         self._demand = Remembered(lambda problem: demand(implementation, problem, device), dynamic)
-        self.narrow = Remembered(self._narrow, dynamic)
-        """By problem: None if the candidate cannot run it, else whether it refuses tensors that are not aligned."""
 
     def _is_point(self, problem: Problem) -> bool:
         """True if the configuration is valid for a problem; fast if it has the space of the problem before."""
@@ -205,7 +203,8 @@ class _Usable:
             self._space = space
         return True
 
-    def _narrow(self, problem: Problem) -> bool | None:
+    def narrow(self, problem: Problem) -> bool | None:
+        """None if the candidate cannot run a problem, else whether it refuses tensors that are not aligned."""
         narrow = self._demand.of(problem)
         return narrow if narrow is not None and self._fits.of(problem) else None
 
@@ -215,7 +214,7 @@ class _Usable:
 
     def found(self, problem: Problem) -> Found | None:
         """The choice for a problem; None if the candidate cannot run it."""
-        narrow = self.narrow.of(problem)
+        narrow = self.narrow(problem)
         if self._choice is None or narrow is None:
             return None
         decision = self._choice.decision
