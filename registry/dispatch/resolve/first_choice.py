@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ...problem import Problem, Value, getter
 from ...space import Space
@@ -40,7 +40,8 @@ class FirstChoice:
         self._nearest: dict[Hashable, _Usable] = {}
         self._spans: Spans[_Usable] = Spans(op, partial(situation.winners.stretch, op))
         self._fixed = getter(sorted(op.static))
-        self._unanswered: dict[Hashable, tuple[str, ...]] = {}
+        self._sizes = getter(op.near_along)
+        self._unanswered: dict[Hashable, _Unanswered] = {}
         self._similar_spans: Spans[_Usable] = Spans(op)
         self._alone: set[Hashable] = set()
         self._seen_similar: set[Hashable] = set()
@@ -56,14 +57,24 @@ class FirstChoice:
             return usable.found(problem)
         fixed = self._fixed(dims)
         key = *fixed, *map(type, fixed)
-        if key not in self._unanswered:
+        unanswered = self._unanswered.get(key)
+        if unanswered is None or (unanswered.sizes and self._sizes(dims) in unanswered.sizes):
             misses: list[str] = []
             found = self._winner(problem, misses)
             if not isinstance(found, str):
                 return found
-            self._unanswered[key] = tuple(misses)
+            if unanswered is None:
+                unanswered = _Unanswered(tuple(misses), self._sizes_of_winners(dims))
+                # reasons about a winner of exactly this size are not those of other sizes
+                if self._sizes(dims) not in unanswered.sizes:
+                    self._unanswered[key] = unanswered
         default = self._similar(problem, key)
-        return default and default.after(self._unanswered[key])
+        return default and default.after(unanswered.misses)
+
+    def _sizes_of_winners(self, dims: Mapping[str, Value]) -> frozenset[tuple[Value, ...]]:
+        """The sizes of all winners with these static dimensions."""
+        op = self._situation.op
+        return frozenset(map(self._sizes, self._situation.winners.dims_near(op, dims)))
 
     def _has_own(self, problem: Problem) -> bool:
         """True if a winner of exactly this problem is known, whether or not it holds."""
@@ -169,6 +180,16 @@ class FirstChoice:
             candidate = Candidate(standing.implementation, standing.config)
             found = self._usable[id(decision)] = _Usable(decision, candidate, situation)
         return found
+
+
+class _Unanswered(NamedTuple):
+    """Static dimensions for which no winner answers another size than its own; ``misses`` says why.
+
+    ``sizes`` are those of the winners, which may answer these.
+    """
+
+    misses: tuple[str, ...]
+    sizes: frozenset[tuple[Value, ...]]
 
 
 class _Usable:

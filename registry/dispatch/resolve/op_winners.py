@@ -140,6 +140,11 @@ class OpWinners:
         near = known.near(problem.dims)
         return [similar for similar in near if self._group(op, {**problem.dims, **similar.static}) is not None]
 
+    def dims_near(self, op: Op, dims: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """The dimensions of all winners that equal ``dims`` in the static ones along which winners do not transfer."""
+        group = self._group(op, dims)
+        return [] if group is None else [self._dims[place] for place in group.places]
+
     def stretch(self, op: Op, dims: Mapping[str, Any], name: str) -> float:
         """The greatest size of static dimension ``name`` to which exactly the winners transfer that do to ``dims``."""
         group = self._group(op, dims)
