@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from ...problem import Problem, Value, getter
+from ...discovery import answers
+from ...problem import Problem, Value, exact_items, getter
 from ...space import Space
 from ..plans.plan import Candidate
 from .best_default import BestDefault, Found, demand
@@ -40,8 +41,7 @@ class FirstChoice:
         self._nearest: dict[Hashable, _Usable] = {}
         self._spans: Spans[_Usable] = Spans(op, partial(situation.winners.stretch, op))
         self._fixed = getter(sorted(op.static))
-        self._sizes = getter(op.near_along)
-        self._unanswered: dict[Hashable, _Unanswered] = {}
+        self._unanswered: dict[Hashable, tuple[str, ...]] = {}
         self._similar_spans: Spans[_Usable] = Spans(op)
         self._alone: set[Hashable] = set()
         self._seen_similar: set[Hashable] = set()
@@ -52,29 +52,34 @@ class FirstChoice:
             return self._default.of(problem)
         dims = problem.dims
         usable = self._spans.find(dims)
-        # a winner of exactly this size has other reasons, also if it does not hold
-        if usable is not None and usable.is_near(dims) and not (usable.stale and self._has_own(problem)):
+        if (
+            usable is not None
+            # a winner of exactly this size has other reasons, also if it does not hold
+            and usable.is_near(dims)
+            and not (usable.stale and self._has_own(problem))
+            and (usable.default is None or usable.has_default(problem))
+        ):
             return usable.found(problem)
         fixed = self._fixed(dims)
         key = *fixed, *map(type, fixed)
-        unanswered = self._unanswered.get(key)
-        if unanswered is None or (unanswered.sizes and self._sizes(dims) in unanswered.sizes):
-            misses: list[str] = []
-            found = self._winner(problem, misses)
+        misses = self._unanswered.get(key)
+        if misses is None:
+            told: list[str] = []
+            found = self._winner(problem, told)
             if not isinstance(found, str):
                 return found
-            if unanswered is None:
-                unanswered = _Unanswered(tuple(misses), self._sizes_of_winners(dims))
-                # reasons about a winner of exactly this size are not those of other sizes
-                if self._sizes(dims) not in unanswered.sizes:
-                    self._unanswered[key] = unanswered
+            misses = tuple(told)
+            # a winner that holds may answer another size, e.g. its own
+            if not self._any_stands(problem, dims):
+                self._unanswered[key] = misses
         default = self._similar(problem, key)
-        return default and default.after(unanswered.misses)
+        return default and default.after(misses)
 
-    def _sizes_of_winners(self, dims: Mapping[str, Value]) -> frozenset[tuple[Value, ...]]:
-        """The sizes of all winners with these static dimensions."""
-        op = self._situation.op
-        return frozenset(map(self._sizes, self._situation.winners.dims_near(op, dims)))
+    def _any_stands(self, problem: Problem, dims: Mapping[str, Value]) -> bool:
+        """True if a winner holds of those that are for these static dimensions or transfer to them."""
+        situation = self._situation.of(problem)
+        winners = situation.winners.one_of_each_source(situation.op, dims)
+        return any(isinstance(standing_of(winner, situation), Standing) for winner in winners)
 
     def _has_own(self, problem: Problem) -> bool:
         """True if a winner of exactly this problem is known, whether or not it holds."""
@@ -83,10 +88,14 @@ class FirstChoice:
     def _similar(self, problem: Problem, key: Hashable) -> Found | None:
         """The default by winners of other static dimensions, else the best default; None if it cannot run."""
         usable = self._similar_spans.find(problem.dims)
-        if usable is None and key not in self._alone:
+        if usable is not None and usable.default is not None and not usable.has_default(problem):
+            usable = self._expected_elsewhere(problem.dims, problem)
+        elif usable is None and key not in self._alone:
             usable = self._expected_elsewhere(problem.dims, problem)
             if usable is None:
-                self._alone.add(key)
+                similar = self._situation.winners.similar(self._situation.op, problem)
+                if not any(self._any_stands(problem, {**problem.dims, **one.static}) for one in similar):
+                    self._alone.add(key)
             elif key in self._seen_similar:
                 self._similar_spans.add_ahead(
                     problem.dims, usable, lambda dims: self._expected_elsewhere(dims, problem)
@@ -104,10 +113,10 @@ class FirstChoice:
         if found is None:
             return None
         one, static = found
-        place = *self._place(situation.problem, one), *static.items(), one.candidate.implementation.name, one.over
+        place = *self._place(situation.problem, one), *static.items()
         if place not in self._nearest:
             choice = similar_choice(situation, one, static)
-            self._nearest[place] = _Usable(one.near.decision, one.candidate, situation, choice)
+            self._nearest[place] = _Usable(one.near.decision, one.candidate, situation, choice, default=one.default)
         return self._nearest[place]
 
     def _winner(self, problem: Problem, misses: list[str]) -> Found | Literal["none"] | None:
@@ -146,20 +155,23 @@ class FirstChoice:
         misses += told
         if one is None:
             return None
-        key = self._place(situation.problem, one), one.candidate.implementation.name, one.over, *told
+        key = self._place(situation.problem, one), *told
         found = self._nearest.get(key)
         if found is None:
             choice = nearest_choice(situation, one)
-            found = self._nearest[key] = _Usable(one.near.decision, one.candidate, situation, choice)
+            found = self._nearest[key] = _Usable(
+                one.near.decision, one.candidate, situation, choice, default=one.default
+            )
             found.misses, found.stale, found.octaves = tuple(told), bool(stale), self._octaves
         return found
 
     def _place(self, problem: Problem, one: Expectation) -> tuple[Hashable, ...]:
-        """A key of the winners on both sides of a problem, and of the side that the expectation is on."""
+        """A key of the winners on both sides of a problem, of the expectation's side, and of its candidate."""
         near = one.near.decision
         here, there = (sizes_of(self._situation.op, dims) for dims in (problem.dims, near.problem.dims))
         sides = [(size > far) - (size < far) for size, far in zip(here, there, strict=True)]
-        return id(near), id(one.other), one.nearest, *sides
+        candidate = one.candidate.implementation.name, exact_items(one.candidate.config)
+        return id(near), id(one.other), one.nearest, *sides, *candidate, one.over
 
     def _further(self, dims: Mapping[str, Value], like: Problem) -> _Usable | None:
         """The candidate that is expected to be the fastest at ``dims``; None if these have a winner of their own."""
@@ -182,21 +194,17 @@ class FirstChoice:
         return found
 
 
-class _Unanswered(NamedTuple):
-    """Static dimensions for which no winner answers another size than its own; ``misses`` says why.
-
-    ``sizes`` are those of the winners, which may answer these.
-    """
-
-    misses: tuple[str, ...]
-    sizes: frozenset[tuple[Value, ...]]
-
-
 class _Usable:
     """A candidate and the problems that it can run: a winner's, or that of ``choice``, expected to be fast near it."""
 
     def __init__(
-        self, decision: Winner, candidate: Candidate, situation: Situation, choice: Choice | None = None
+        self,
+        decision: Winner,
+        candidate: Candidate,
+        situation: Situation,
+        choice: Choice | None = None,
+        *,
+        default: bool = False,
     ) -> None:
         self.candidate = candidate
         self._decision = decision
@@ -213,6 +221,12 @@ class _Usable:
         self._device = device
         self._space: Space | None = None
         self._fits = Remembered(self._is_point, dynamic)
+        self.default = (
+            Remembered(lambda problem: answers.default_config(implementation, problem, device), dynamic)
+            if default
+            else None
+        )
+        """The implementation's default by problem, if that is the configuration; else None."""
         self._demand = Remembered(lambda problem: demand(implementation, problem, device), dynamic)
 
     def _is_point(self, problem: Problem) -> bool:
@@ -232,6 +246,10 @@ class _Usable:
     def is_near(self, dims: Mapping[str, Value]) -> bool:
         """True if a problem with these dimensions has another size than the decision's."""
         return self._sizes(dims) != self._own
+
+    def has_default(self, problem: Problem) -> bool:
+        """True if the configuration, a default, is the default for a problem, too."""
+        return self.default is not None and exact_items(self.default.of(problem)) == exact_items(self.candidate.config)
 
     def found(self, problem: Problem) -> Found | None:
         """The choice for a problem; None if the candidate cannot run it."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -125,8 +123,10 @@ def agrees(winners: list[Decision], rule: LearntDefault | None, ways: list[int],
         assert found.candidate == first.candidate
         assert found.decision is first.decision
         assert found.choice == first
-        # a winner of exactly this size may be told by its size, as at other sizes
-        assert not _reasons(found.misses) - _reasons(misses)
+        # a winner of exactly this size may be told by its size, as at other sizes; of a source that has changed
+        # some winner is told, and whether the source could run its problem
+        if not any(each.way & 64 for each in implementations):
+            assert not _reasons(found.misses) - _reasons(misses)
         runs = found.candidate.implementation
         assert found.narrow is bool([*runs.unsupported(problem.misaligned(), CPU)])
 
@@ -143,15 +143,13 @@ def test_any_size_has_the_choice_that_resolution_finds(
     agrees(winners, rule, ways, sizes)
 
 
-@pytest.mark.parametrize("part", range(4))
 @THOROUGH
-def test_any_size_of_thousands_of_databases_has_the_choice_that_resolution_finds(part: int) -> None:
-    tried = settings(max_examples=1000, deadline=None)
-    tried(given(winners=WINNERS, rule=RULES, ways=WAYS, sizes=SIZES)(partial(_part, part)))()
-
-
-def _part(_: int, **drawn: Any) -> None:
-    agrees(**drawn)
+@settings(max_examples=2000, deadline=None)
+@given(winners=WINNERS, rule=RULES, ways=WAYS, sizes=SIZES)
+def test_any_size_of_thousands_of_databases_has_the_choice_that_resolution_finds(
+    winners: list[Decision], rule: LearntDefault | None, ways: list[int], sizes: list[tuple[int, int]]
+) -> None:
+    agrees(winners, rule, ways, sizes)
 
 
 def test_only_implementations_before_the_best_are_asked_at_each_size() -> None:
