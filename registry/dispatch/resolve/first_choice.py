@@ -69,17 +69,20 @@ class FirstChoice:
             if not isinstance(found, str):
                 return found
             misses = tuple(told)
-            # a winner that holds may answer another size, e.g. its own
-            if not self._any_stands(problem, dims):
+            if not self._any_depends_on_size(problem, dims):
                 self._unanswered[key] = misses
         default = self._similar(problem, key)
         return default and default.after(misses)
 
-    def _any_stands(self, problem: Problem, dims: Mapping[str, Value]) -> bool:
-        """True if a winner holds of those that are for these static dimensions or transfer to them."""
+    def _any_depends_on_size(self, problem: Problem, dims: Mapping[str, Value]) -> bool:
+        """True if winners for static dimensions answer some sizes only: their code is made for each size.
+
+        Then the next best may answer, which differs from winner to winner.
+        """
         situation = self._situation.of(problem)
         winners = situation.winners.one_of_each_source(situation.op, dims)
-        return any(isinstance(standing_of(winner, situation), Standing) for winner in winners)
+        standings = [standing_of(winner, situation) for winner in winners]
+        return any(isinstance(one, Standing) and not one.implementation.transfers for one in standings)
 
     def _has_own(self, problem: Problem) -> bool:
         """True if a winner of exactly this problem is known, whether or not it holds."""
@@ -94,7 +97,7 @@ class FirstChoice:
             usable = self._expected_elsewhere(problem.dims, problem)
             if usable is None:
                 similar = self._situation.winners.similar(self._situation.op, problem)
-                if not any(self._any_stands(problem, {**problem.dims, **one.static}) for one in similar):
+                if not any(self._any_depends_on_size(problem, {**problem.dims, **one.static}) for one in similar):
                     self._alone.add(key)
             elif key in self._seen_similar:
                 self._similar_spans.add_ahead(

@@ -144,7 +144,7 @@ def test_any_size_has_the_choice_that_resolution_finds(
 
 
 @THOROUGH
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(winners=WINNERS, rule=RULES, ways=WAYS, sizes=SIZES)
 def test_any_size_of_thousands_of_databases_has_the_choice_that_resolution_finds(
     winners: list[Decision], rule: LearntDefault | None, ways: list[int], sizes: list[tuple[int, int]]
