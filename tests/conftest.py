@@ -70,9 +70,10 @@ def pytest_collection(session: pytest.Session) -> None:
         for asked in session.config.args:
             rewrite_a_share(session.config, Path(asked), share, worker["workercount"])
     if os.environ.get("TRITON_INTERPRET") == "1":
-        from .interpreting import remember_builtins
+        from .interpreting import remember_builtins, replace_once
 
         remember_builtins()
+        replace_once()
 
 
 def pytest_collection_finish() -> None:
