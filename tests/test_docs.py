@@ -58,7 +58,7 @@ def blocks(language: str) -> Iterator[tuple[Path, str]]:
                 yield page, block["text"]
 
 
-LEAVE_NOTHING = ("pytorch.md", "quantized-checkpoints.md", "transformers.md")
+LEAVE_NOTHING = ("README.md", "pytorch.md", "quantized-checkpoints.md", "transformers.md")
 """Pages whose scripts register nothing: these run here, where all that they import is imported."""
 
 
