@@ -33,7 +33,7 @@ from ..problem import (
     torch_dtype,
 )
 from .canonical import OtherForms
-from .fake import RowMajor
+from .fake import OutputSize, RowMajor
 from .gradient import Backward
 from .packed_call import Packed
 from .tolerance import Comparator, Floor, Tolerance
@@ -257,6 +257,18 @@ class Op:
         """Cached results of ``output_specs``: calling ``fake`` takes longer than binding a plan."""
         return {}
 
+    def output_sizes(self, device: torch.device, *, row_major: bool) -> Callable[[Arguments], list[OutputSize]]:
+        """A function that returns the sizes of the outputs for a call's arguments, in order.
+
+        ``row_major``: their tensors are known to be so.
+        """
+        fake = self.fake
+        if isinstance(fake, RowMajor) and (fake.otherwise is None or row_major):
+            return fake.sizes
+        return lambda arguments: [
+            (spec.shape, spec.dtype, spec.strides) for spec in self.new_output_specs(arguments, device).values()
+        ]
+
     def new_output_specs(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
         """``output_specs`` without the cache, for arguments that are probably new and do not return."""
         names = self.parsed.outputs
@@ -311,15 +323,16 @@ class Op:
 
         ``told`` is the result of ``Op.told`` for any call of the family.
         """
-        dims = self._dims_of(arguments)
+        posed = self.problem(arguments)
+        dims = {**(posed.dims if isinstance(posed, Problem) else posed)}
         if self.distributions:
             dims = {**dims, **{name: texts[0] for name, texts in self.distributions.items()}}
         if self.choices:
             self._check_choices(dims)
         view = self.view
         if view is None or view(arguments) is arguments:
-            return Problem(self.name, dims, traits(arguments, told))
-        return Problem(self.name, dims, self._traits(arguments, told))
+            return Problem.of_call(self.name, dims, traits(arguments, told))
+        return Problem.of_call(self.name, dims, self._traits(arguments, told))
 
     def told(self, arguments: Arguments) -> Mapping[str, Value] | None:
         """What the traits of a call are told: that dtypes differ which are one dtype in the op's own inputs."""

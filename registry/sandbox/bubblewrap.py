@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import stat
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from ..errors import SandboxError
 from .system_calls import filter_program
@@ -20,6 +22,7 @@ _ALLOW = (
 )
 _NEWER = "bubblewrap 0.5 has all that is needed on x86-64 and arm64, 0.8 elsewhere"
 _PROBE_S = 20.0
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 _APART = (
     "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
@@ -51,12 +54,20 @@ class SandboxView:
             # what is shown may lie in /tmp
             "--size", size, "--tmpfs", "/tmp", "--dir", "/tmp/home", "--chdir", "/tmp",
             *self.shown,
-            # root's number without capabilities may still write to /proc/sys
-            "--proc", "/proc", "--remount-ro", "/proc",
+            "--proc", "/proc", *_sealed_proc(),
             "--dev", "/dev", *self.devices, "--size", size, "--tmpfs", "/dev/shm",
             "--remount-ro", "/dev/pts", "--remount-ro", "/dev",
             "--remount-ro", "/",
         ]  # fmt: skip
+
+
+def _sealed_proc(root: Path = Path("/proc")) -> list[str]:
+    """Arguments of bwrap that make read-only what of /proc is the kernel's: root's number may write to it without any
+    capability. The folders of processes stay writable: CUDA's driver names its threads there, and fails if it cannot.
+    """
+    kernels = (each for each in sorted(root.iterdir()) if not each.name.isdigit() and not each.is_symlink())
+    written = (each for each in kernels if each.is_dir() or each.stat().st_mode & _WRITABLE)
+    return [part for each in written for part in ("--ro-bind-try", str(each), str(each))]
 
 
 def bubblewrap() -> str:

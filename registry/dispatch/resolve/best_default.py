@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ...arguments.traits import FamilyTraits
@@ -15,6 +16,7 @@ from ...space import Config, Space
 from ..plans.plan import Candidate
 from .answers_or_faults import refusals
 from .learnt import Leaf, WinningConfig, nearest_config
+from .op_winners import Winner
 from .remembered_answers import Remembered
 from .resolution import Choice, default_choice
 from .situation import Situation
@@ -24,12 +26,37 @@ _MOST = 1024
 """The most remembered answers of one family."""
 
 
-class Found(NamedTuple):
-    """A choice; ``narrow``: it needs aligned tensors (multiples of 16 bytes); why winners were passed over."""
+class Found:
+    """A choice for a problem, which ``make`` makes when it is read; ``decision``: what the choice is about.
 
-    choice: Choice
-    narrow: bool
-    misses: tuple[str, ...] = ()
+    ``narrow``: it needs aligned tensors (multiples of 16 bytes). ``misses``: why winners were passed over.
+    """
+
+    __slots__ = ("_make", "candidate", "decision", "misses", "narrow")
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        narrow: bool,
+        make: Callable[[], Choice],
+        decision: Winner | None = None,
+        misses: tuple[str, ...] = (),
+    ) -> None:
+        self.candidate = candidate
+        self.narrow = narrow
+        self.decision = decision
+        self.misses = misses
+        self._make = make
+
+    @property
+    def choice(self) -> Choice:
+        """The choice, with its reason and distance."""
+        return self._make()
+
+    def after(self, misses: tuple[str, ...]) -> Found:
+        """The same choice, after more that was passed over."""
+        misses = (*misses, *self.misses)
+        return Found(self.candidate, self.narrow, self._make, self.decision, misses) if misses else self
 
 
 class BestDefault:
@@ -44,16 +71,23 @@ class BestDefault:
         self._defaults = [_Default(each, situation) for each in situation.implementations]
         self._offers = Remembered(self._offered, situation.op.dynamic)
         self._firsts: dict[Hashable, _First] = {}
+        self._by_leaf: dict[int, Remembered[Found | None]] = {}
 
     def of(self, problem: Problem) -> Found | None:
         """The first of ``default_choices``; None if no implementation can run the problem.
 
         Raises any exception of an implementation's ``preference``, ``space`` or ``default``.
         """
+        leaf = None if self._learnt is None else self._learnt.leaf(problem.dims)
+        found = self._by_leaf.get(id(leaf))
+        if found is None:
+            found = self._by_leaf[id(leaf)] = Remembered(partial(self._of_leaf, leaf), self._situation.op.dynamic)
+        return found.of(problem)
+
+    def _of_leaf(self, leaf: Leaf | None, problem: Problem) -> Found | None:
         offers = self._offers.of(problem)
         if not offers.able:
             return None
-        leaf = None if self._learnt is None else self._learnt.leaf(problem.dims)
         place = id(leaf)
         first = offers.first.get(place)
         if first is None:
@@ -176,7 +210,8 @@ class _First:
     def _choice(self, problem: Problem, config: Config) -> Found:
         default, preference, narrow = self._offer
         candidate = Candidate(default.implementation, config)
-        return Found(default_choice(self._situation.of(problem), preference, candidate), narrow)
+        make = partial(default_choice, self._situation.of(problem), preference, candidate)
+        return Found(candidate, narrow, make)
 
 
 def demand(implementation: Implementation, problem: Problem, device: Device) -> bool | None:
