@@ -3,10 +3,16 @@
 constexpr int WARPS = THREADS / 32;
 constexpr unsigned ALL_LANES = 0xffffffffu;
 
-struct Sum { template <typename Value> __device__ Value operator()(Value one, Value other) const { return one + other; } };
-struct Least { template <typename Value> __device__ Value operator()(Value one, Value other) const { return one < other ? one : other; } };
-// of NaN and a number the number
-struct Greatest { template <typename Value> __device__ Value operator()(Value one, Value other) const { return one > other ? one : other; } };
+struct Sum {
+  template <typename Value> __device__ Value operator()(Value one, Value other) const { return one + other; }
+};
+struct Least {
+  template <typename Value> __device__ Value operator()(Value one, Value other) const { return one < other ? one : other; }
+};
+// `other`, if one of them is NaN
+struct Greatest {
+  template <typename Value> __device__ Value operator()(Value one, Value other) const { return one > other ? one : other; }
+};
 
 // Over each group of LANES neighbouring lanes; every lane gets the result.
 template <int LANES = 32, typename Value, typename Merge> __device__ Value over_warp(Value value, Merge merge) {

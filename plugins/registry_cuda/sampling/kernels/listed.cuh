@@ -51,7 +51,7 @@ struct Ranking {
   unsigned key[LISTED];
   int column[LISTED];
   Mass weight[LISTED], greater[LISTED], kept[LISTED];
-  Mass parts[3][WARPS];
+  Mass parts[2][WARPS];
   unsigned least;
   int found;
 
@@ -65,7 +65,8 @@ struct Ranking {
       const int length = inside ? lists.told[rank].inside : lists.told[rank].kept;
       // a warp a list, so that the siblings' memory is waited for once
       if (part % WARPS == threadIdx.x / 32)
-        for (int i = threadIdx.x % 32; i < length; i += 32) take(begin + i, *at_sibling(&lists.entries[inside][i], rank), row);
+        for (int i = threadIdx.x % 32; i < length; i += 32)
+          take(begin + i, *at_sibling(&lists.entries[inside][i], rank), row);
       begin += length;
     }
     many = begin;

@@ -26,8 +26,9 @@ __device__ inline float greatest_of_row(State &state, float own) {
 
 // Find the least logit that a filter keeps, and set row.least. True: the sample is drawn already.
 template <bool BY_MASS>
-__device__ bool select(State &state, Row &row, Target<BY_MASS> target, Mass above, float share, float uniform, int *sample) {
+__device__ bool select(State &state, Row &row, Target<BY_MASS> target, float share, float uniform, int *sample) {
   const bool first = blockIdx.x % CLUSTER == 0;
+  Mass above = 0;
   Bins bins = Bins::of_all(row.greatest);
   for (;;) {
     state.histogram.count<BY_MASS>(row, bins);
@@ -67,7 +68,7 @@ __device__ bool select(State &state, Row &row, Target<BY_MASS> target, Mass abov
   }
 }
 
-// The first column at which the mass of what is kept is more than `uniform` of all: in the block, in the warp, in the step.
+// The first column at which the mass of what is kept is more than `uniform` of all: its block, its warp, and its step.
 __device__ inline void draw(State &state, const Row &row, float uniform, int *sample) {
   const int lane = threadIdx.x % 32;
   Mass mine = 0;
@@ -112,14 +113,15 @@ __device__ inline void draw(State &state, const Row &row, float uniform, int *sa
   }
 }
 
-__device__ inline bool drawn_by_filters(State &state, Row &row, long long top_k, float top_p, float uniform, int *sample) {
+// True: the sample is drawn. Else row.least is known.
+__device__ inline bool drawn_by_filters(State &state, Row &row, int top_k, float top_p, float uniform, int *sample) {
   if (TOP_K && top_k < COLS) {
-    const Target<false> target = {(Mass)(top_k > 1 ? top_k : 1), 1.0f, 0};
-    if (select<false>(state, row, target, 0, top_p, uniform, sample)) return true;
+    const Target<false> target = {Mass(top_k > 1 ? top_k : 1), 1.0f, 0};
+    if (select<false>(state, row, target, top_p, uniform, sample)) return true;
   }
   if constexpr (TOP_P) {
     const Target<true> target = {0, top_p, 0};
-    if (top_p < 1.0f) return select<true>(state, row, target, 0, top_p, uniform, sample);
+    if (top_p < 1.0f) return select<true>(state, row, target, top_p, uniform, sample);
   }
   return false;
 }
