@@ -63,9 +63,7 @@ LEAVE_NOTHING = ("README.md", "pytorch.md", "quantized-checkpoints.md", "transfo
 
 
 @pytest.mark.parametrize(("page", "code"), list(marked(named=False)))
-def test_a_script_in_the_guides_runs(
-    page: str, code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_in_the_guides_runs(page: str, code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text(code)
     if page in LEAVE_NOTHING:
