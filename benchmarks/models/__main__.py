@@ -1,16 +1,18 @@
 """A decoder of transformers with and without ``apply``, and with other projects' layers: decode steps and prompts.
 
-    python -m benchmarks.models [--layers 32] [--batches 1 16] [--forms eager graph compile reduce-overhead prefill]
-                                [--ways plain apply int4 fp8 torchao gemlite humming torchao-fp8] [--time-limit SECONDS]
+    python -m benchmarks.models [--model llama] [--layers 32] [--batches 1 16] [--time-limit SECONDS]
+                                [--forms eager graph compile reduce-overhead prefill]
+                                [--ways plain apply int4 fp8 torchao gemlite humming torchao-fp8]
                                 [--write benchmarks/results/h200/models]
 
-The model has Llama-3.1-8B's widths and random weights in bfloat16. A decode step is one token for each sequence over a
-StaticCache of 1024, of which 512 are filled; a prompt is 512 tokens into an empty one. Ways:
+The model has Llama-3.1-8B's widths, or Mixtral-8x7B's, and random weights in bfloat16. A decode step is one token for
+each sequence over a StaticCache of 1024, of which 512 are filled; a prompt is 512 tokens into an empty one. Ways:
 
 plain     transformers with torch's attention
 apply     what ``registry.integrations.transformers.apply`` makes of it
 int4 ...  the same with ``quantize``: int8, int4, int2, int1, nf4, fp8, w8a8, w4a8
 torchao, gemlite, humming   plain with that project's layers of 4 bits, each by its own advice
+torchao-mslk                torchao's with the kernels of MSLK, where that is installed, too
 torchao-fp8                 plain with torchao's float8 layers, to compare with fp8
 
 ``int4+head`` and so on have the output layer packed, too. Lists are separated by spaces or commas. Times are
@@ -43,7 +45,7 @@ from .decoding import FORMS, UNCOMPILED, Decoding, prefill
 from .peers import versions
 from .table import plain_table
 from .timing import Deadline, Step, add_options, milliseconds, ratio
-from .ways import LLAMA, SMALL, is_way, model_of, settings_of, told, why_not
+from .ways import MODELS, is_way, model_of, settings_of, told, why_not
 
 WAYS = ("plain", "apply", "int4", "int4+head")
 STEPS = 20
@@ -128,10 +130,9 @@ def built(options: argparse.Namespace, device: torch.device) -> tuple[dict[str, 
     """The models by way, and rows for each that could not be made."""
     models: dict[str, Any] = {}
     failed: list[Row] = []
-    sizes = SMALL if options.smoke else LLAMA
     for way in options.ways:
         try:
-            models[way] = model_of(way, sizes, options.layers, device)
+            models[way] = model_of(way, options.model, options.layers, device, small=options.smoke)
         except Exception as fault:  # a way that is not installed is a row that says so
             reason = why_not(way, fault)
             print(f"{way}: not measured: {reason}", flush=True)
@@ -162,7 +163,7 @@ def write(folder: Path, rows: Sequence[Row], options: argparse.Namespace, device
     """Write ``models.json`` and ``models.txt`` into the folder."""
     environment = {
         "device": str(device), **device.software(), "transformers": transformers.__version__, **versions(options.ways),
-        "layers": options.layers,
+        "model": options.model, "layers": options.layers,
     }  # fmt: skip
     record = {"environment": environment, "rows": [asdict(row) for row in rows]}
     (folder / "models.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -173,6 +174,7 @@ def write(folder: Path, rows: Sequence[Row], options: argparse.Namespace, device
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line's options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=tuple(MODELS), default="llama")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--batches", type=types.positive, action=types.Listed, default=[1, 16], metavar="N")
     forms = [form for form in FORMS if form != "max-autotune"]

@@ -2,10 +2,11 @@
 
 All weights of 4 bits have a scale and a zero point for each 128 of a row. The rest of the model stays transformers'.
 
-torchao      ``quantize_`` with Int4WeightOnlyConfig in tinygemm's tiles, whose kernel needs no further library
-torchao-fp8  ``quantize_`` with Float8DynamicActivationFloat8WeightConfig, a scale for each row of both
-gemlite      GemLiteLinear with packed weights, which tunes itself at first calls on a GPU that it has no file for
-humming      HummingLayer, which chooses by its heuristics and compiles by NVRTC at first calls
+torchao       ``quantize_`` with Int4WeightOnlyConfig in tinygemm's tiles, whose kernel needs no further library
+torchao-mslk  ``quantize_`` with Int4WeightOnlyConfig in the order of MSLK's kernels for Hopper
+torchao-fp8   ``quantize_`` with Float8DynamicActivationFloat8WeightConfig, a scale for each row of both
+gemlite       GemLiteLinear with packed weights, which tunes itself at first calls on a GPU that it has no file for
+humming       HummingLayer, which chooses by its heuristics and compiles by NVRTC at first calls
 """
 
 from __future__ import annotations
@@ -23,16 +24,20 @@ from ..racing.gemlite import gemlite_layer
 from ..racing.packed import humming_layer
 
 GROUP_SIZE = 128
-INSTALL: Mapping[str, str] = {
-    "torchao": "torchao", "torchao-fp8": "torchao", "gemlite": "gemlite", "humming": "humming-kernels"
-}  # fmt: skip
+INSTALL: Mapping[str, tuple[str, ...]] = {
+    "torchao": ("torchao",),
+    "torchao-mslk": ("torchao", "mslk-cuda"),
+    "torchao-fp8": ("torchao",),
+    "gemlite": ("gemlite",),
+    "humming": ("humming-kernels",),
+}
 """What to install for each peer."""
 _TORCHAO: Mapping[str, Any] = {
     "coordinate_descent_tuning": True,
     "coordinate_descent_check_all_directions": True,
     "force_fuse_int_mm_with_mul": True,
 }
-SETTINGS: Mapping[str, Mapping[str, Any]] = {"torchao": _TORCHAO, "torchao-fp8": _TORCHAO}
+SETTINGS: Mapping[str, Mapping[str, Any]] = dict.fromkeys(("torchao", "torchao-mslk", "torchao-fp8"), _TORCHAO)
 """What a peer sets of Inductor's configuration for a whole process; here while it is compiled alone."""
 
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -47,7 +52,7 @@ def replace_linears(name: str, model: Any, *, lm_head: bool) -> None:
 
 def versions(ways: Iterable[str]) -> dict[str, str]:
     """The installed versions of the peers among the ways, by distribution."""
-    wanted = {INSTALL[way.partition("+")[0]] for way in ways if way.partition("+")[0] in INSTALL}
+    wanted = {name for way in ways for name in INSTALL.get(way.partition("+")[0], ())}
     return {name: installed_version(name) or "none" for name in sorted(wanted)}
 
 
@@ -58,16 +63,18 @@ def _linears(model: Any, lm_head: bool) -> Iterator[tuple[str, torch.nn.Linear]]
 
 
 def _torchao(model: Any, lm_head: bool) -> None:
-    api, formats = _part("torchao.quantization"), _part("torchao.quantization.quantize_.workflows")
-    _quantize(
-        model,
-        lm_head,
-        api.Int4WeightOnlyConfig(
-            group_size=GROUP_SIZE,
-            int4_packing_format=formats.Int4PackingFormat.TILE_PACKED_TO_4D,
-            set_inductor_config=False,
-        ),
-    )
+    _torchao_int4(model, lm_head, "TILE_PACKED_TO_4D")
+
+
+def _torchao_mslk(model: Any, lm_head: bool) -> None:
+    _part("mslk.quantize.shuffle")  # torchao itself says so only at a weight
+    _torchao_int4(model, lm_head, "PRESHUFFLED")
+
+
+def _torchao_int4(model: Any, lm_head: bool, order: str) -> None:
+    api, formats = _part("torchao.quantization"), _part("torchao.quantization.quantize_.workflows").Int4PackingFormat
+    form = {"group_size": GROUP_SIZE, "int4_packing_format": formats[order], "set_inductor_config": False}
+    _quantize(model, lm_head, api.Int4WeightOnlyConfig(**form))
 
 
 def _torchao_fp8(model: Any, lm_head: bool) -> None:
@@ -135,6 +142,10 @@ def _part(name: str) -> Any:
 
 
 _REPLACE: Mapping[str, Callable[[Any, bool], None]] = {
-    "torchao": _torchao, "torchao-fp8": _torchao_fp8, "gemlite": _gemlite, "humming": _humming
-}  # fmt: skip
+    "torchao": _torchao,
+    "torchao-mslk": _torchao_mslk,
+    "torchao-fp8": _torchao_fp8,
+    "gemlite": _gemlite,
+    "humming": _humming,
+}
 PEERS = tuple(_REPLACE)

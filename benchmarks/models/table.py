@@ -29,6 +29,7 @@ WAYS = {
     "apply": "`apply`",
     "int4": "int4",
     "torchao": "torchao's int4",
+    "torchao-mslk": "torchao's int4 by MSLK",
     "gemlite": "GemLite's int4",
     "humming": "Humming's int4",
     "int4+head": "int4, output layer too",

@@ -22,9 +22,15 @@ LLAMA = {
     "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-5,
 }
+MIXTRAL = {**LLAMA, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2}
+MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", LLAMA),
+    "mixtral": ("MixtralConfig", MIXTRAL),
+}
+"""By name the class of a model's configuration and its sizes: Llama-3.1-8B's, and Mixtral-8x7B's."""
 SMALL = {
     "hidden_size": 256,
-    "intermediate_size": 512,
+    "intermediate_size": 256,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 512,
@@ -42,28 +48,29 @@ def is_way(name: str) -> bool:
     return name.removesuffix(HEAD) in NAMES and name not in ("plain" + HEAD, "apply" + HEAD)
 
 
-def model_of(way: str, sizes: dict[str, Any], layers: int, device: torch.device) -> Any:
+def model_of(way: str, model: str, layers: int, device: torch.device, *, small: bool) -> Any:
     """The model of a way; equal weights for all. Raises ImportError for a peer that is not installed."""
-    config = transformers.LlamaConfig(**sizes, num_hidden_layers=layers)
+    kind, sizes = MODELS[model]
+    config = getattr(transformers, kind)(**(SMALL if small else sizes), num_hidden_layers=layers)
     torch.manual_seed(0)
     with device:
-        model = transformers.AutoModelForCausalLM.from_config(
+        made = transformers.AutoModelForCausalLM.from_config(
             config, dtype=torch.bfloat16, attn_implementation="sdpa"
         ).eval()
     name, head = way.removesuffix(HEAD), way.endswith(HEAD)
     if name in peers.PEERS:
-        peers.replace_linears(name, model, lm_head=head)
+        peers.replace_linears(name, made, lm_head=head)
     elif name != "plain":
-        report = apply(model, quantize=None if name == "apply" else name, lm_head=head)  # type: ignore[arg-type]
+        report = apply(made, quantize=None if name == "apply" else name, lm_head=head)  # type: ignore[arg-type]
         print(f"{way}:\n{report}", flush=True)
-    return model
+    return made
 
 
 def why_not(way: str, fault: BaseException) -> str:
     """A line for a way whose model cannot be made."""
     name = way.removesuffix(HEAD)
     if isinstance(fault, ModuleNotFoundError) and name in peers.INSTALL:
-        return f"no module {fault.name}: pip install {peers.INSTALL[name]}"
+        return f"no module {fault.name}: pip install {' '.join(peers.INSTALL[name])}"
     return told(fault)
 
 

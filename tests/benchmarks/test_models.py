@@ -49,6 +49,12 @@ def test_a_peer_that_is_not_installed_is_a_row_that_says_so(
     assert capsys.readouterr().out.rstrip().endswith(f"gemlite+head: {rows[2].fault}")
 
 
+@pytest.mark.thorough
+def test_experts_are_measured_dense_and_packed() -> None:
+    rows = models.main([*OPTIONS, "--model", "mixtral", "--forms", "eager", "--ways", "plain,apply,int4"])
+    assert [row.fault for row in rows] == [""] * 3
+
+
 @pytest.mark.parametrize(
     "given",
     [["--ways", "int3"], ["--ways", "plain+head"], ["--forms", "eager,fast"], ["--batches", "1,x"], ["--batches", "0"]],

@@ -7,20 +7,13 @@ it is faster to write the weights of all experts that have rows into scratch onc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import Any
-
-import torch
 
 from registry import Config, Device, Launch, Problem, Space
-from registry.artifact import Built, Signature
-from registry.backends.estimate import fits_registers
 from registry.backends.triton import TritonImplementation
-from registry.implementation import Run, Tensors
 from registry.problem import TensorSpec
 
 from ..kernels import grouped_gemm as products
-from ..support import KEPT, options
+from ..support import options
 from .kernels import expert_weights
 from .tiles import most_tiles, precision, product_default, product_space, reasons, search_constants
 
@@ -30,9 +23,8 @@ _SHARE_OF_MEMORY = 32
 """Scratch is at most this part of the device's memory: who packs weights has not much to spare."""
 _MANY_ROWS = 256
 """Rows an expert from which writing the weights pays off, untuned: it moves ten times the bytes of reading them."""
-_MOST_GROUPED = 1023
-_ALIGNED_BYTES = 16
-_TILE: Mapping[str, int] = {"BLOCK_K": 32, "BLOCK_N": 128}
+TILE: Mapping[str, int] = {"BLOCK_K": 32, "BLOCK_N": 128, "num_warps": 4}
+"""The tile of a weight that a program writes, untuned."""
 
 
 class DequantizedExperts(TritonImplementation):
@@ -82,73 +74,7 @@ class DequantizedExperts(TritonImplementation):
             },
             options=options(config),
         )
-        return [_written_out(problem, {**_TILE, "num_warps": 4}), product]
-
-
-class GroupedMmExperts(DequantizedExperts):
-    """The weights in scratch by one kernel, then ``torch._grouped_mm``: CUTLASS on Hopper and data-centre Blackwell."""
-
-    name = "triton.grouped_mm"
-    any_size = True
-    returns_outputs = True
-
-    def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        yield from super().unsupported(problem, device)
-        if not hasattr(torch, "_grouped_mm"):
-            yield f"torch {torch.__version__} has no _grouped_mm"
-        for name in ("n", "k"):
-            if problem.dims[name] * problem.torch_dtype.itemsize % _ALIGNED_BYTES:
-                yield f"{name}={problem.dims[name]}: rows of {name} elements are no multiple of {_ALIGNED_BYTES} bytes"
-        if not problem.traits["aligned"]:
-            yield f"a tensor is not aligned to {_ALIGNED_BYTES} bytes"
-        if problem.dtype != "bfloat16":
-            yield f"dtype is {problem.dtype}, expected bfloat16"
-        if problem.experts > _MOST_GROUPED:
-            yield f"{problem.experts} experts (limit {_MOST_GROUPED})"
-        if device.capability[0] not in (9, 10):
-            yield "torch's grouped kernel is for compute capability 9.0 and 10.x"
-
-    def space(self, problem: Problem, device: Device) -> Space:
-        """The tile of a weight that a program writes, and its warps."""
-        return _tiles(device)
-
-    def default(self, problem: Problem, device: Device) -> Config:
-        """32 by 128."""
-        return {**_TILE, "num_warps": 4}
-
-    def preference(self, problem: Problem, device: Device) -> float:
-        """As Triton's product of the same weights, and before it."""
-        return super().preference(problem, device) + 0.05
-
-    def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
-        return [_written_out(problem, config)]
-
-    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        return _WrittenThenGrouped(super().bind(problem, config, device, built))
-
-    def bind_loaded(
-        self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
-    ) -> Run | None:
-        written = like.written if isinstance(like, _WrittenThenGrouped) else None
-        found = super().bind_loaded(problem, config, device, signature, written)
-        return None if found is None else _WrittenThenGrouped(found)
-
-
-class _WrittenThenGrouped:
-    """Writes the weights by ``written``, then multiplies; rows of no expert become 0."""
-
-    def __init__(self, written: Run) -> None:
-        self.written = written
-
-    def __call__(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> torch.Tensor:
-        self.written(outputs, arguments, scratch)
-        x, offsets = arguments[0], arguments[-1]
-        bounds = offsets.clamp(0, x.shape[0]).to(torch.int32)
-        # the operator begins with row 0, and leaves the rows after the last group uninitialised
-        product: torch.Tensor = torch._grouped_mm(x, scratch[0], offs=bounds[1:])
-        row = torch.arange(x.shape[0], dtype=torch.int32, device=x.device)
-        beside = (row < bounds[0]) | (row >= bounds[-1])
-        return product.masked_fill_(beside.unsqueeze(1), 0.0)
+        return [written_out(problem, TILE), product]
 
 
 def _bytes(problem: Problem) -> int:
@@ -159,7 +85,7 @@ def _is_for_many(problem: Problem) -> bool:
     return bool(problem.m >= _MANY_ROWS * problem.experts)
 
 
-def _written_out(problem: Problem, config: Config) -> Launch:
+def written_out(problem: Problem, config: Config) -> Launch:
     """All experts' weights into scratch."""
     n, k, group_size = problem.n, problem.k, problem.group_size
     return Launch(
@@ -174,12 +100,3 @@ def _written_out(problem: Problem, config: Config) -> Launch:
         },
         options=options(config),
     )
-
-
-@lru_cache(maxsize=KEPT)
-def _tiles(device: Device) -> Space:
-    def registers(config: Config) -> bool:
-        return fits_registers(config["BLOCK_K"] * config["BLOCK_N"], config["num_warps"], device, share=0.8)
-
-    space = Space(BLOCK_K=[32, 64, 128], BLOCK_N=[64, 128, 256], num_warps=[4, 8])
-    return space.require("a tile fits in registers", registers)

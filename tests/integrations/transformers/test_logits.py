@@ -15,6 +15,8 @@ from .tiny_models import CONFIGS, prompt, tiny
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32}
 MODES = ("int8", "int4", "int2", "int1", "nf4", "fp8", "w8a8", "w4a8")
+ROUTED = ("mixtral", "deepseek_v3")
+"""Families in which a rounding error may send a token to another expert."""
 ACTIVATIONS: Mapping[str, str] = {"fp8": "float8_e4m3fn", "w8a8": "int8", "w4a8": "int8"}
 CELLS = [(family, mode) for family in CONFIGS for mode in (None, *MODES) if family != "gpt2" or mode is None]
 """GPT-2's Conv1D are not packed."""
@@ -80,9 +82,16 @@ def errors(family: str, mode: Any, device: str) -> tuple[float, float]:
         for name in packed:
             if name.endswith(".weight"):
                 plain.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(rounding(ACTIVATIONS[mode]))
-    right = logits(exact)
-    own, other = (float((logits(model) - right).norm() / right.norm()) for model in (plain, applied))
+    right, share = logits(exact), 0.8 if family in ROUTED else 1.0
+    own, other = (error(logits(model), right, share) for model in (plain, applied))
     return own, other
+
+
+def error(found: torch.Tensor, right: torch.Tensor, share: float) -> float:
+    """The distance from the right logits over their length, of the best ``share`` of the tokens."""
+    distances, lengths = (each.flatten(0, -2).norm(dim=-1) for each in (found - right, right))
+    kept = (distances / lengths).argsort()[: round(share * len(lengths))]
+    return float(distances[kept].norm() / lengths[kept].norm())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Weights of 4 bits of all experts that have rows, written out in the activations' dtype."""
+"""Beside a dense grouped product: weights of 4 bits written out before it, rows of no expert set to 0 after it."""
 
 from __future__ import annotations
 
@@ -38,3 +38,18 @@ def dequantize(
         value = dequantized(packed, scale_at, zero_at, start, n, N, K, 4, False, 8.0, GROUP, BLOCK_K, BLOCK_N)
         place = weights + (expert * K + k[:, None]) * N + n[None, :]
         tl.store(place, value.to(weights.dtype.element_ty), mask=(n[None, :] < N) & (k[:, None] < K))
+
+
+@triton.jit(do_not_specialize=["M"])
+def clear_beside(y, offsets, M, N, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """y[M, N] = 0 in the rows before the first expert's and after the last one's; other programs end at once."""
+    begin = boundary(offsets, 1, M, EXPERTS)
+    end = boundary(offsets, EXPERTS + 1, M, EXPERTS)
+    first = tl.program_id(0) * BLOCK_M
+    if (first < begin) | (tl.minimum(first + BLOCK_M, M) > end):
+        m = first + tl.arange(0, BLOCK_M)
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        beside = (m < M) & ((m < begin) | (m >= end))
+        place = y + m[:, None].to(tl.int64) * N + n[None, :]
+        zero = tl.zeros([BLOCK_M, BLOCK_N], y.dtype.element_ty)
+        tl.store(place, zero, mask=beside[:, None] & (n[None, :] < N))
