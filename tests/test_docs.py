@@ -84,8 +84,8 @@ def run_here(script: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default")
-            warnings.simplefilter("ignore", DeprecationWarning)
-            warnings.simplefilter("ignore", PendingDeprecationWarning)
+            for hidden in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+                warnings.simplefilter("ignore", hidden)
             runpy.run_path(str(script), run_name="__main__")
     finally:
         logging.set_verbosity(told)
