@@ -13,7 +13,7 @@ import gc
 import itertools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Processes of one run share the rewriting of assertions, and Triton's interpreter looks for its builtins once.
 
     Meanwhile no garbage is collected, which took a second of each process: what is imported and collected stays.

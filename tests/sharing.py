@@ -20,7 +20,8 @@ TOGETHER = {
     "databases": ("tests/fleet/", "tests/tuning_db/"),
 }
 """What one process of a run takes as a whole, since the first test of it costs seconds more: an import of Inductor, a
-template of workers, or a server of PostgreSQL. All other tests go by files, whose fixtures are then made once. Each is less than a third of all.
+template of workers, or a server of PostgreSQL. All other tests go by files, whose fixtures are then made once. Each is
+less than a third of all.
 """
 LONG = (
     "tests/test_example_acme.py",

@@ -63,9 +63,7 @@ LEAVE_NOTHING = ("README.md", "pytorch.md", "quantized-checkpoints.md", "transfo
 
 
 @pytest.mark.parametrize(("page", "code"), list(marked(named=False)))
-def test_a_script_in_the_guides_runs(
-    page: str, code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_in_the_guides_runs(page: str, code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text(code)
     if page in LEAVE_NOTHING:
@@ -86,8 +84,8 @@ def run_here(script: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default")
-            warnings.simplefilter("ignore", DeprecationWarning)
-            warnings.simplefilter("ignore", PendingDeprecationWarning)
+            for hidden in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+                warnings.simplefilter("ignore", hidden)
             runpy.run_path(str(script), run_name="__main__")
     finally:
         logging.set_verbosity(told)
