@@ -41,7 +41,7 @@ _MOST_STRIDED = 8
 _ALIGNED: tuple[Condition, ...] = (aligned,)
 
 
-class Family:
+class CallFamily:
     """One family. ``plans`` has, by its id, each candidate that has answered a call of it.
 
     ``gradient``: autograd records its calls. ``plain``: a plan's function is all that runs, without gradients and
@@ -87,7 +87,7 @@ class Family:
         """The names of the attributes that the latest answer depends on, and placeholders for all others."""
 
 
-Member = tuple[Callable[..., Any], Resolved, Hashable, Sequence[FreeValue], Family]
+Member = tuple[Callable[..., Any], Resolved, Hashable, Sequence[FreeValue], CallFamily]
 """The answer to a call of a family: its run and Resolved, and for the table entry the shape by which it is found, the
 placeholders for attributes, and the family."""
 
@@ -96,7 +96,7 @@ class Families:
     """The families of one op whose calls were answered by a plan, in ``known``, the latest first."""
 
     def __init__(self, plans: Plans, schema: Schema, entries: EntryMaker, gradients: CallGradients) -> None:
-        self.known: tuple[Family, ...] = ()
+        self.known: tuple[CallFamily, ...] = ()
         self._plans = plans
         self._op: Op = plans.op
         self._schema = schema
@@ -116,7 +116,7 @@ class Families:
         guard = family_of(self._schema, values, gradient)
         if guard is None:
             return
-        known = (Family(self._op, guard, device, arguments), *self.known)
+        known = (CallFamily(self._op, guard, device, arguments), *self.known)
         oldest = {id(family) for family in [one for one in known if one.strided][_MOST_STRIDED:]}
         self.known = tuple([family for family in known if id(family) not in oldest])[:MOST_FAMILIES]
 
@@ -135,7 +135,7 @@ class Families:
             return None
         return None
 
-    def _member(self, family: Family, arguments: Arguments, values: tuple[Any, ...], table: Table) -> Member | None:
+    def _member(self, family: CallFamily, arguments: Arguments, values: tuple[Any, ...], table: Table) -> Member | None:
         if self._plans.failures.known or (family.on_gpu and stream_capturing()):
             return None
         if self._mutates and not is_apart(self._schema, values):
@@ -156,13 +156,13 @@ class Families:
         run = resolved.run if family.plain else self._as_operation(resolved.run, family)
         return run, resolved, shape, free, family
 
-    def _as_operation(self, run: Callable[..., Any], family: Family) -> Callable[..., Any]:
+    def _as_operation(self, run: Callable[..., Any], family: CallFamily) -> Callable[..., Any]:
         """``run`` with torch's version counters and gradient."""
         if self._mutates:
             run = counting_writes(run, self._schema)
         return self._gradients.recording(run) if family.gradient else run
 
-    def _resized(self, family: Family, arguments: Arguments) -> Resolved | None:
+    def _resized(self, family: CallFamily, arguments: Arguments) -> Resolved | None:
         op, plans, device = self._op, self._plans, family.device
         problem = family.pose(arguments)
         if family.first_choice is None:
@@ -183,7 +183,9 @@ class Families:
         checked = candidate.implementation.returns_outputs
         return ResizedAnswer.of(found, problem, resized, conditions, checked=checked)
 
-    def _bound(self, family: Family, candidate: Candidate, problem: Problem, arguments: Arguments) -> Resized | None:
+    def _bound(
+        self, family: CallFamily, candidate: Candidate, problem: Problem, arguments: Arguments
+    ) -> Resized | None:
         """The first plan of a candidate in the family; None if something would have to be compiled or loaded."""
         implementation, device, runs = candidate.implementation, family.device, self._plans.any_size_runs
         if not implementation.deterministic or not implementation.capturable:
