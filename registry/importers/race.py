@@ -164,10 +164,20 @@ def interval_of_median(times: Sequence[float]) -> tuple[float | None, float | No
     return ordered[place], ordered[count - 1 - place]
 
 
-def ranked(found: Sequence[RaceStanding], baseline: str, decision: Decision | None) -> list[RaceStanding]:
-    """One problem's standings in order: the winner of ``decision`` first, then by time, those that are out last."""
+def ranked(
+    found: Sequence[RaceStanding],
+    baseline: str,
+    decision: Decision | None,
+    over: Mapping[str, float] | None = None,
+) -> list[RaceStanding]:
+    """One problem's standings in order: the winner of ``decision`` first, then by time, those that are out last.
+
+    ``over``: times as multiples of one and the same, by name, that were taken side by side; by default those of
+    ``decision``. They count for more than medians.
+    """
     winner = decision.candidate.implementation if decision is not None else ""
-    over = {} if decision is None else {**decision.baselines, winner: 1.0}
+    if over is None:
+        over = {} if decision is None else {**decision.baselines, winner: 1.0}
     reference = next((one.median_us for one in found if one.name == baseline), None)
 
     def times_reference(one: RaceStanding) -> float | None:

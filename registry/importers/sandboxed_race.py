@@ -116,7 +116,8 @@ class SandboxedRace:
         for _ in range(_BLOCKS):
             for entry in Random(secrets.randbits(64)).sample(finalists, len(finalists)):
                 self._try(entry, session, judged=False)
-        return ranked([*(_standing(problem, entry) for entry in entries), *out], self._op.baseline, None)
+        standings = [*(_standing(problem, entry) for entry in entries), *out]
+        return ranked(standings, self._op.baseline, None, _over_reference(entries, self._op.baseline))
 
     def _is_finalist(self, entry: _Entered, best_us: float) -> bool:
         median_us = entry.first.outcome.median_us or 0.0
@@ -173,6 +174,22 @@ class SandboxedRace:
                 if canonical_json(dict(winner.problem.dims)) == canonical_json(dict(problem.dims)):
                     found.setdefault(winner.candidate.implementation, winner.candidate.config)
         return found
+
+
+def _over_reference(entries: Sequence[_Entered], baseline: str) -> dict[str, float]:
+    """By name the time of each as a multiple of the reference's: of the blocks, or of their trials if it was in none.
+
+    Blocks and trials are minutes apart, in which a busy machine may have become another.
+    """
+    valid = [each for each in entries if each.fault is None]
+    reference = next((each for each in valid if each.entrant.name == baseline), None)
+    if reference is None:
+        return {}
+    found = {}
+    for each in valid:
+        own, other = (one.times if len(each.trials) > 1 else one.first.outcome.samples for one in (each, reference))
+        found[each.entrant.name] = statistics.median(own) / statistics.median(other)
+    return found
 
 
 def files_of(kernel: ForeignKernel) -> Path:

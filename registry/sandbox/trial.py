@@ -167,7 +167,7 @@ class SandboxedTrial:
     limited_by: str = ""
 
 
-Judge = Callable[[Plan, Session], None]
+Examination = Callable[[Plan, Session], None]
 """Examines a plan in a sandbox further; raises WrongError."""
 
 
@@ -178,7 +178,7 @@ def trial(
     limits: SandboxLimits,
     *,
     judged: bool = True,
-    examine: Judge = lambda *_: None,
+    examine: Examination = lambda *_: None,
 ) -> SandboxedTrial:
     """Verify an entrant, time it, verify what was timed; without ``judged`` time it only, while samples are judged.
 
@@ -201,7 +201,7 @@ def trial(
 
 
 def _tried(
-    subject: SandboxedSubject, entrant: SandboxedEntrant, session: Session, examine: Judge | None
+    subject: SandboxedSubject, entrant: SandboxedEntrant, session: Session, examine: Examination | None
 ) -> SandboxedTrial:
     plan = plan_of(subject, entrant, session)
     if examine is not None:

@@ -53,6 +53,9 @@ Workloads = Annotated[
 _RANKED_BY = (
     "ranked by ratios of times that were taken side by side; a median is of all times of one, taken at any time"
 )
+_RANKED_IN_SANDBOXES = (
+    "ranked by times over the reference's, in turns where one may win; times hold asking and copying, too"
+)
 
 _COLUMNS = (
     Column("rank", right=True),
@@ -140,6 +143,8 @@ def race(  # noqa: PLR0913, PLR0917  (an option each)
     from ...tuner.limits import Budget
     from ...tuner.options import TuneOptions
 
+    if budget is not None and not budget > 0:
+        raise typer.BadParameter(f"--budget {budget:g}: expected more than 0")
     if sandbox:
         _check_sandboxed(db, plugin, traces)
     there, on = _problem(problem, op), device_of(device)
@@ -170,7 +175,7 @@ def race(  # noqa: PLR0913, PLR0917  (an option each)
     if json:
         text.print_json([_plain(one) for one in standings])
     else:
-        _show(standings)
+        _show(standings, _RANKED_IN_SANDBOXES if sandbox else _RANKED_BY)
     raise typer.Exit(REFUSED if any(one.is_submission and one.status != "ok" for one in standings) else 0)
 
 
@@ -244,14 +249,14 @@ def _plain(one: RaceStanding) -> dict[str, Any]:
     return {**vars(one), "problem": problem}
 
 
-def _show(standings: Sequence[RaceStanding]) -> None:
+def _show(standings: Sequence[RaceStanding], ranked_by: str) -> None:
     groups: dict[str, list[list[str]]] = {}
     for one in standings:
         title = "" if one.problem is None else text.named(one.problem)
         groups.setdefault(title or "no known form", []).append(_row(one))
     print_table(_COLUMNS, [Group(title, rows) for title, rows in groups.items()])
     if any(one.in_finals for one in standings):
-        text.say(_RANKED_BY)
+        text.say(ranked_by)
 
 
 def _row(one: RaceStanding) -> list[str]:

@@ -26,11 +26,17 @@ MOST_CALLS = 33
 _SHARED = 1
 """The index of the call in which both threads get one input: a plan that changes an input temporarily fails there."""
 
-_IN_TURNS = 3
-"""The number of calls in which the threads alternate after each operation of torch; then they run freely."""
+_IN_TURNS = (slice(0, 3), slice(3, 6))
+"""The calls in which the threads alternate after each operation of torch, in two rounds; then they run freely.
 
-_PATIENCE_S = 0.2
+What a thread makes for itself at its first call puts it behind the other, for all of the first round.
+"""
+
+_PATIENCE_S = 0.5
 """The longest wait of a thread for its turn, in seconds: the other thread may wait for a lock that it holds."""
+
+_ROUND_S = 10.0
+"""The longest wait for the other thread to end a round."""
 
 _DELAY_CYCLES = 2_000_000
 """A delay of about 1 ms on the GPU, in which both threads enqueue work, so that their streams run it at once."""
@@ -48,7 +54,7 @@ def results_of_two_threads(
 
     On a GPU each thread has its own stream, and the current stream waits for both. Raises any exception of a call.
     """
-    turns = _Turns()
+    turns = [_Turns() for _ in _IN_TURNS]
     works = [_ThreadWork(plan, inputs, device, turns, me, calls) for me in range(len(inputs))]
     threads = [threading.Thread(target=work.run, name="registry-two-threads") for work in works]
     for thread in threads:
@@ -111,7 +117,13 @@ class _ThreadWork:
     """The calls of one thread."""
 
     def __init__(
-        self, plan: Plan, inputs: Sequence[tuple[Any, ...]], device: Device, turns: _Turns, me: int, calls: int
+        self,
+        plan: Plan,
+        inputs: Sequence[tuple[Any, ...]],
+        device: Device,
+        turns: Sequence[_Turns],
+        me: int,
+        calls: int,
     ) -> None:
         implementation = plan.candidate.implementation
         self._plan, self._device = plan, device.torch
@@ -132,35 +144,42 @@ class _ThreadWork:
     def run(self) -> None:
         """Make all calls, the first few in turns with the other thread."""
         on_stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-        in_turns: AbstractContextManager[Any] = _InTurns(self._turns, self._me) if self._takes_turns else nullcontext()
         try:
             with torch.no_grad(), on_stream:
-                self._turns.barrier.wait()
-                if self._stream is not None:
-                    _sleep(_DELAY_CYCLES)
-                with in_turns:
-                    for place, values in enumerate(self._values[:_IN_TURNS]):
-                        self._outputs[place] = self._plan.into(self._outputs[place], values)
-                self._turns.end()
+                for number, (turns, places) in enumerate(zip(self._turns, _IN_TURNS, strict=True)):
+                    with suppress(threading.BrokenBarrierError):
+                        turns.barrier.wait(_ROUND_S if number else None)
+                    if self._stream is not None:
+                        _sleep(_DELAY_CYCLES)
+                    self._call_in_turns(turns, range(len(self._values))[places])
                 self._call_freely()
         except BaseException as fault:  # a stranger's code: it is told by whoever asked
             self.fault = fault
-            self._turns.end()
-            self._turns.barrier.abort()
+            for turns in self._turns:
+                turns.end()
+                turns.barrier.abort()
+
+    def _call_in_turns(self, turns: _Turns, places: Iterable[int]) -> None:
+        in_turns: AbstractContextManager[Any] = _InTurns(turns, self._me) if self._takes_turns else nullcontext()
+        with in_turns:
+            for place in places:
+                self._outputs[place] = self._plan.into(self._outputs[place], self._values[place])
+        turns.end()
 
     def _call_freely(self) -> None:
         """The other calls, with as little between them as possible: a short kernel must meet another one.
 
         Of 33 calls of 10 µs in C++ 13 met one on two cores; made as a user makes them, 1 in 100 did.
         """
-        plan, after = self._plan, self._outputs[_IN_TURNS:]
+        begun = _IN_TURNS[-1].stop
+        plan, after = self._plan, self._outputs[begun:]
         scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
-        extended = [plan.prepared.extend(values) for values in self._values[_IN_TURNS:]]
+        extended = [plan.prepared.extend(values) for values in self._values[begun:]]
         with suppress(threading.BrokenBarrierError):
-            self._turns.barrier.wait(_PATIENCE_S)
+            self._turns[-1].barrier.wait(_PATIENCE_S)
         returned = list(map(plan.run, after, extended, [scratch] * len(after)))
         if plan.candidate.implementation.returns_outputs:
-            self._outputs[_IN_TURNS:] = map(plan.returned, returned)
+            self._outputs[begun:] = map(plan.returned, returned)
 
     def join_stream(self) -> None:
         """Let the current stream wait for this thread's stream."""

@@ -51,6 +51,12 @@ def test_what_is_raced_must_be_told_once(command: Callable[..., object], problem
     assert "--problem" in told.err  # type: ignore[attr-defined]
 
 
+def test_a_budget_of_nothing_is_bad_input(command: Callable[..., object], problem: Path) -> None:
+    for option in ((), ("--sandbox",)):
+        told = command("registry", "race", "--problem", problem, problem.parent / "subs", "--budget", "0", *option)
+        assert (told.code, "--budget 0: expected more than 0" in told.err) == (2, True)  # type: ignore[attr-defined]
+
+
 @pytest.mark.thorough
 def test_a_race_ranks_the_right_and_refuses_the_wrong(
     command: Callable[..., object], problem: Path, few_blocks: None, own_lock: None

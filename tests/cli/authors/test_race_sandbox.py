@@ -82,6 +82,7 @@ class ModelNew(nn.Module):
         {first}
         return {result}
 """
+SHARES = "space = HELD.setdefault(x.shape, torch.empty_like(x)); torch.mul(x.clamp(min=0), self.scale, out=space)"
 READS_THE_OTHERS = "open(os.path.join(os.path.dirname(__file__), 'good.py')).close()"
 
 
@@ -98,6 +99,7 @@ def test_a_race_behind_bubblewrap_ranks_the_right_and_refuses_the_wrong(
     (folder / "good.py").write_text(NEW.format(first="pass", result="x.clamp(min=0) * self.scale"))
     (folder / "weights.py").write_text(NEW.format(first="pass", result="x.clamp(min=0) * torch.ones_like(self.scale)"))
     (folder / "thief.py").write_text(NEW.format(first=READS_THE_OTHERS, result="x.clamp(min=0) * self.scale"))
+    (folder / "shares.py").write_text(NEW.format(first=SHARES, result="space.clone()") + "HELD = {}\n")
     (folder / "nothing.py").write_text("one = 1\n")
     (folder / "link.py").symlink_to(tmp_path / "of_another.py")
     (tmp_path / "of_another.py").write_text(NEW.format(first="pass", result="x.clamp(min=0) * self.scale"))
@@ -113,5 +115,7 @@ def test_a_race_behind_bubblewrap_ranks_the_right_and_refuses_the_wrong(
     assert "expected" in standings["weights.py"]["reason"]
     assert standings["thief.py"]["status"] == "error"
     assert "FileNotFoundError" in standings["thief.py"]["reason"]
+    assert standings["shares.py"]["status"] == "wrong_result"
+    assert "called by two threads at once" in standings["shares.py"]["reason"]
     assert standings["nothing.py"]["status"] == "refused"
     assert "a link to" in standings["of_another.py"]["reason"]
