@@ -111,7 +111,7 @@ class Signature:
 class LateSignature(Signature):
     """A signature whose specs of outputs are made when they are read: few runs for another size need them."""
 
-    outputs = cached_property(lambda self: self.make_outputs())  # type: ignore[assignment]
+    outputs = cached_property(lambda self: self.make_outputs())
 
     def __init__(
         self,

@@ -55,14 +55,12 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a row-major tensor; a dimension without elements counts as one with one."""
-    return _strides_before(shape[1:]) if shape else ()
-
-
 @lru_cache(maxsize=4096)
-def _strides_before(further: tuple[int, ...]) -> tuple[int, ...]:
-    # of all dimensions but the first, which is the one that mostly grows
+def strides_before(further: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a row-major tensor with a first dimension, which is mostly the one that grows, and ``further``.
+
+    A dimension without elements counts as one with one.
+    """
     return (*accumulate((max(size, 1) for size in reversed(further)), mul, initial=1),)[::-1]
 
 
@@ -86,7 +84,7 @@ class TensorSpec:
     @classmethod
     def contiguous(cls, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = _CPU) -> TensorSpec:
         """A row-major, aligned tensor of that shape."""
-        strides = row_major_strides(shape)
+        strides = strides_before(tuple(shape[1:])) if shape else ()
         spec: TensorSpec = object.__new__(cls)
         spec.__dict__.update(shape=tuple(shape), dtype=dtype, strides=strides, device=device, alignment=FULL_ALIGNMENT)
         return spec

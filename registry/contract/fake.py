@@ -9,14 +9,10 @@ from typing import Any
 import torch
 
 from ..arguments.loaded_parameters import loaded_parameters
-from ..arguments.specs import row_major_strides
-from ..problem import Argument, Arguments, TensorSpec
+from ..problem import Argument, TensorSpec
 
 Rule = Callable[..., Sequence[tuple[Sequence[int], torch.dtype]]]
 """``rule(*values)`` returns the shape and dtype of each output; a tensor among ``values`` may be a TensorSpec."""
-
-OutputSize = tuple[tuple[int, ...], torch.dtype, tuple[int, ...]]
-"""Shape, dtype and strides of an output."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +37,6 @@ class RowMajor:
         """The parameters that the code of the rule and of ``otherwise`` reads."""
         own = loaded_parameters(self.rule, names)
         return own if self.otherwise is None else own | loaded_parameters(self.otherwise, names)
-
-    def sizes(self, arguments: Arguments) -> list[OutputSize]:
-        """Sizes of the outputs where none of the tensors needs ``otherwise``."""
-        made = []
-        for shape, dtype in self.rule(*arguments.all.values()):
-            shape = tuple(shape)
-            made.append((shape, dtype, row_major_strides(shape)))
-        return made
 
     def specs(self, values: Mapping[str, Argument], device: torch.device) -> list[TensorSpec] | None:
         """Specs of the outputs; None if ``otherwise`` is needed."""

@@ -173,7 +173,7 @@ class Miss:
         member = families.member(values, table)
         if member is None:
             return None
-        run, resolved, shape, free, grad = member
+        run, resolved, shape, free, family = member
         try:
             profiled = profiler._is_profiler_enabled
             outputs = self.profiles.run(resolved, run, *values) if profiled else run(*values)
@@ -187,8 +187,10 @@ class Miss:
         resolved.calls.hit()
         if self._watch.misses.active:
             self._note(resolved)
-        answer = grad, run, resolved.calls.hit, resolved
-        self.entries.add_like(table, generations[0], shape, values, free, answer, resolved.conditions)
+        answer = family.grad, run, resolved.calls.hit, resolved
+        self.entries.add_like(
+            table, generations[0], shape, values, free, answer, resolved.conditions, distinct=family.distinct
+        )
         return (outputs,)
 
     def _add_family(self, asked: Asked, resolved: Resolved) -> None:

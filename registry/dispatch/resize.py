@@ -8,7 +8,7 @@ plain integers, as in a miss; the run is bound to loaded kernels. Every other ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from ..arguments.schema import Schema
@@ -16,7 +16,7 @@ from ..arguments.specs import Arguments
 from ..arguments.traits import FamilyTraits, OrdinaryTraits
 from ..contract import Op
 from ..device import Device
-from ..problem import Problem, Value
+from ..problem import Problem
 from .hit.entries import EntryMaker, FreeValue
 from .hit.family import FamilyGuard, family_of
 from .hit.guards import AlignedLike, Condition, aligned
@@ -25,7 +25,6 @@ from .plans.plan import Candidate, Draft
 from .plans.resizing import Resized, Resizing
 from .resolve.candidates import Plans
 from .resolve.first_choice import FirstChoice
-from .resolve.op_winners import Winner
 from .resolve.resolved import ResizedAnswer, Resolved
 from .resolve.situation import moved_along, runs_verified_code
 from .shared_memory import is_apart
@@ -42,16 +41,17 @@ _MOST_STRIDED = 8
 _ALIGNED: tuple[Condition, ...] = (aligned,)
 
 
-class _Family:
+class Family:
     """One family. ``plans`` has, by its id, each candidate that has answered a call of it.
 
-    ``gradient``: autograd records its calls. ``told``: what its calls' traits are told, see ``Op.told``. ``plain``: a
-    plan's function is all that runs, without gradients and without version counters.
+    ``gradient``: autograd records its calls. ``plain``: a plan's function is all that runs, without gradients and
+    without version counters. ``pose`` returns the problem that a call's arguments pose.
     """
 
     __slots__ = (
         "aligned",
         "device",
+        "distinct",
         "first_choice",
         "free",
         "grad",
@@ -59,24 +59,24 @@ class _Family:
         "on_gpu",
         "plain",
         "plans",
+        "pose",
         "row_major",
         "specs",
         "strided",
-        "told",
-        "traits",
     )
 
-    def __init__(
-        self, guard: FamilyGuard, device: Device, gradient: bool, told: Mapping[str, Value] | None, *, mutates: bool
-    ) -> None:
+    def __init__(self, op: Op, guard: FamilyGuard, device: Device, arguments: Arguments) -> None:
+        gradient = arguments.gradient
         self.specs = guard.specs
-        self.plain = not (mutates or gradient)
+        self.plain = not (op.parsed.mutates or gradient)
         self.on_gpu = device.type == "cuda"
         self.row_major = guard.row_major
+        self.distinct = guard.distinct
         self.aligned = guard.aligned
         self.strided = guard.strided
-        self.traits = OrdinaryTraits if guard.aligned and guard.row_major else FamilyTraits
-        self.told = told
+        self.pose = op.posing_in_family(
+            OrdinaryTraits if guard.aligned and guard.row_major else FamilyTraits, op.told(arguments)
+        )
         self.device = device
         self.gradient = gradient
         self.grad = gradient if guard.requires_grad else None
@@ -87,16 +87,16 @@ class _Family:
         """The names of the attributes that the latest answer depends on, and placeholders for all others."""
 
 
-Member = tuple[Callable[..., Any], Resolved, Hashable, Sequence[FreeValue], bool | None]
+Member = tuple[Callable[..., Any], Resolved, Hashable, Sequence[FreeValue], Family]
 """The answer to a call of a family: its run and Resolved, and for the table entry the shape by which it is found, the
-placeholders for attributes, and the grad mode."""
+placeholders for attributes, and the family."""
 
 
 class Families:
     """The families of one op whose calls were answered by a plan, in ``known``, the latest first."""
 
     def __init__(self, plans: Plans, schema: Schema, entries: EntryMaker, gradients: CallGradients) -> None:
-        self.known: tuple[_Family, ...] = ()
+        self.known: tuple[Family, ...] = ()
         self._plans = plans
         self._op: Op = plans.op
         self._schema = schema
@@ -116,12 +116,9 @@ class Families:
         guard = family_of(self._schema, values, gradient)
         if guard is None:
             return
-        known = (self._family(guard, device, arguments), *self.known)
+        known = (Family(self._op, guard, device, arguments), *self.known)
         oldest = {id(family) for family in [one for one in known if one.strided][_MOST_STRIDED:]}
         self.known = tuple([family for family in known if id(family) not in oldest])[:MOST_FAMILIES]
-
-    def _family(self, guard: FamilyGuard, device: Device, arguments: Arguments) -> _Family:
-        return _Family(guard, device, arguments.gradient, self._op.told(arguments), mutates=self._mutates)
 
     def member(self, values: tuple[Any, ...], table: Table) -> Member | None:
         """The answer to a call of these values; None if the miss must answer, or raise.
@@ -133,15 +130,15 @@ class Families:
             for family in self.known:
                 arguments = family.specs(*values)
                 if arguments is not None:
-                    if self._mutates and not is_apart(self._schema, values):
-                        return None
                     return self._member(family, arguments, values, table)
         except Exception:  # the miss meets the fault again, and handles it
             return None
         return None
 
-    def _member(self, family: _Family, arguments: Arguments, values: tuple[Any, ...], table: Table) -> Member | None:
-        if self._plans.failures or (family.on_gpu and stream_capturing()):
+    def _member(self, family: Family, arguments: Arguments, values: tuple[Any, ...], table: Table) -> Member | None:
+        if self._plans.failures.known or (family.on_gpu and stream_capturing()):
+            return None
+        if self._mutates and not is_apart(self._schema, values):
             return None
         shape = self._entries.parts.shape(values)
         entries = table.now.shapes.get(shape)
@@ -157,24 +154,27 @@ class Families:
             free = self._entries.free(values, read | self._op.fake_reads)
             family.free = read, free
         run = resolved.run if family.plain else self._as_operation(resolved.run, family)
-        return run, resolved, shape, free, family.grad
+        return run, resolved, shape, free, family
 
-    def _as_operation(self, run: Callable[..., Any], family: _Family) -> Callable[..., Any]:
+    def _as_operation(self, run: Callable[..., Any], family: Family) -> Callable[..., Any]:
         """``run`` with torch's version counters and gradient."""
         if self._mutates:
             run = counting_writes(run, self._schema)
         return self._gradients.recording(run) if family.gradient else run
 
-    def _resized(self, family: _Family, arguments: Arguments) -> Resolved | None:
+    def _resized(self, family: Family, arguments: Arguments) -> Resolved | None:
         op, plans, device = self._op, self._plans, family.device
-        problem = op.pose_in_family(arguments, family.traits, family.told)
+        problem = family.pose(arguments)
         if family.first_choice is None:
             family.first_choice = FirstChoice(plans.situation(problem, device))
         found = family.first_choice.choice(problem)
         if found is None or (candidate := found.candidate) is None:
             return None
-        if self._op.transfers and not self._is_verified(found.decision, candidate, problem, arguments, family.device):
-            return None
+        decision = found.decision
+        if op.transfers and decision is not None and moved_along(op, decision, problem):
+            draft = Draft.of(op, candidate, problem, arguments, device)
+            if not runs_verified_code(op, decision, draft):
+                return None
         like = family.plans.get(id(candidate))
         resized = None if like is None else like.at(problem, arguments)
         if resized is None and (resized := self._bound(family, candidate, problem, arguments)) is None:
@@ -183,16 +183,7 @@ class Families:
         checked = candidate.implementation.returns_outputs
         return ResizedAnswer.of(found, problem, resized, conditions, checked=checked)
 
-    def _is_verified(
-        self, decision: Winner | None, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device
-    ) -> bool:
-        """False if a decision about another static size does not transfer to the code that would run."""
-        op = self._op
-        if decision is None or not moved_along(op, decision, problem):
-            return True
-        return runs_verified_code(op, decision, Draft.of(op, candidate, problem, arguments, device))
-
-    def _bound(self, family: _Family, candidate: Candidate, problem: Problem, arguments: Arguments) -> Resized | None:
+    def _bound(self, family: Family, candidate: Candidate, problem: Problem, arguments: Arguments) -> Resized | None:
         """The first plan of a candidate in the family; None if something would have to be compiled or loaded."""
         implementation, device, runs = candidate.implementation, family.device, self._plans.any_size_runs
         if not implementation.deterministic or not implementation.capturable:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import platform
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ import torch
 from ..errors import InvalidDefinitionError, UnsupportedError
 from ..implementation import Implementation
 from .foreign_file import plain_name
+from .hub import commit_at
 from .submission import Submission
 
-_REVISION = re.compile(r"[0-9a-f]{40}\Z")
 _SOURCES = frozenset({".py", ".so", ".cu", ".cpp", ".cuh", ".h"})
 
 
@@ -90,7 +89,8 @@ def variants() -> tuple[str, ...]:
 def package_of(text: str, sha256: str = "") -> KernelPackage:
     """The package of ``folder:function`` or of ``org/name@revision:function``, which is downloaded.
 
-    Raises InvalidDefinitionError for a revision that is no commit, UnsupportedError where ``kernels`` is missing.
+    Raises InvalidDefinitionError for a revision that is no commit, UnsupportedError for what cannot be downloaded
+    or has no build for this machine.
     """
     place, _, function = text.rpartition(":")
     if not place or not function:
@@ -99,21 +99,19 @@ def package_of(text: str, sha256: str = "") -> KernelPackage:
         )
     if Path(place).expanduser().is_dir():
         return KernelPackage(Path(place).expanduser().resolve(), function, sha256)
-    repository, _, revision = place.partition("@")
-    if not _REVISION.match(revision):
-        raise InvalidDefinitionError(
-            f"{place!r} is no folder, and the revision {revision!r} is no commit",
-            hint="pin the 40 hexadecimal digits of a commit: a branch or tag may be another kernel tomorrow",
-        )
+    # a package holds builds for many machines, each of up to hundreds of megabytes
+    patterns = [*(f"build/{variant}/**" for variant in variants()), "torch-ext/**"]
+    commit = commit_at(place)
+    package = KernelPackage(commit.downloaded(patterns), function, sha256)
     try:
-        from huggingface_hub import snapshot_download
-    except ImportError as fault:
-        raise UnsupportedError("huggingface_hub is not installed (pip install kernel-registry[kernels])") from fault
-    try:
-        found = snapshot_download(repository, revision=revision)
-    except Exception as fault:  # network, permission and repository faults of many kinds
-        raise UnsupportedError(f"{repository}@{revision[:12]} cannot be downloaded: {fault}") from fault
-    return KernelPackage(Path(found), function, sha256)
+        package.root  # noqa: B018  (raises)
+    except UnsupportedError as fault:
+        names = [name.split("/") for name in commit.files()]
+        builds = dict.fromkeys(each[1] for each in names if each[0] == "build" and len(each) > 2)
+        raise UnsupportedError(
+            f"{place} has no build for this machine (builds: {', '.join(builds) or 'none'})", hint=fault.hint
+        ) from None
+    return package
 
 
 def submission(op: str, name: str, package: KernelPackage) -> Implementation:

@@ -21,6 +21,7 @@ from ..problem import Problem, canonical_json
 from ..sandbox.bubblewrap import bubblewrap
 from ..sandbox.entrant import SandboxedEntrant
 from ..sandbox.limits import SandboxLimits
+from ..sandbox.probing import SandboxedProbes
 from ..sandbox.trial import SandboxedSession, SandboxedTrial, sandboxed_protocol, trial
 from ..space import Config
 from .detection import ImportedProblem
@@ -86,6 +87,7 @@ class SandboxedRace:
         self._catalog = catalog
         self._device = device
         self._limits = limits or SandboxLimits()
+        self._probes = SandboxedProbes(device)
         self._seconds = seconds
         self._observe = observe
 
@@ -122,7 +124,8 @@ class SandboxedRace:
 
     def _try(self, entry: _Entered, session: SandboxedSession, *, judged: bool) -> None:
         if entry.fault is None:
-            found = trial(entry.entrant, session, self._limits, judged=judged)
+            examine = self._probes.check_everywhere
+            found = trial(entry.entrant, session, self._limits, judged=judged, examine=examine)
             entry.trials.append(found)
             self._observe(entry.label, found)
 

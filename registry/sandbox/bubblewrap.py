@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import stat
 import subprocess
@@ -21,8 +22,17 @@ _ALLOW = (
     " docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
 )
 _NEWER = "bubblewrap 0.5 has all that is needed on x86-64 and arm64, 0.8 elsewhere"
-_PROBE_S = 20.0
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+_LIBRARIES = (
+    "its libraries are missing: install bubblewrap by the system's packages; for one that was copied, copy what"
+    " `ldd bwrap` lists, too, and put a script named bwrap into PATH that runs it with LD_LIBRARY_PATH"
+)
+_SETTINGS = (
+    "user/max_user_namespaces", "user/max_pid_namespaces", "user/max_net_namespaces",
+    "kernel/unprivileged_userns_clone", "kernel/apparmor_restrict_unprivileged_userns",
+)  # fmt: skip
+"""Of /proc/sys, where a system may say who may make namespaces."""
+_PROBE_S = 60.0
 
 _APART = (
     "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
@@ -76,9 +86,25 @@ def bubblewrap() -> str:
     if program is None:
         raise SandboxError("--sandbox: bubblewrap (bwrap) is not installed", hint=_INSTALL)
     if fault := _fault_of(program):
-        hint = _NEWER if "nknown option" in fault else _ALLOW
-        raise SandboxError(f"--sandbox: bubblewrap cannot start anything here: {fault}", hint=hint)
+        raise SandboxError(f"--sandbox: bubblewrap cannot start anything here: {fault}", hint=_remedy_of(fault))
     return program
+
+
+def _remedy_of(fault: str) -> str:
+    if "nknown option" in fault:
+        return _NEWER
+    if "shared librar" in fault:
+        return _LIBRARIES
+    return f"{_ALLOW}; here {told}" if (told := _settings_told()) else _ALLOW
+
+
+def _settings_told(root: Path = Path("/proc/sys")) -> str:
+    """What this system says of namespaces, as text."""
+    found = []
+    for name in _SETTINGS:
+        with contextlib.suppress(OSError):
+            found.append(f"{name.replace('/', '.')} = {(root / name).read_text().strip()}")
+    return ", ".join(found)
 
 
 def options_of(program: str) -> list[str]:
@@ -100,15 +126,20 @@ def _help(program: str) -> str:
 
 @lru_cache(maxsize=4)
 def _fault_of(program: str) -> str:
-    """Why bwrap cannot start a program, "" if it can."""
+    """Why bwrap cannot start a program, "" if it can. Raises SandboxError if that takes too long."""
     view = SandboxView(("--ro-bind", "/", "/"), temporary_bytes=1 << 20)
     command = [program, *view.arguments(), "--", "/bin/sh", "-c", "exit 0"]
     try:
         done = subprocess.run(
             command, env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_S, check=False
         )
-    except (OSError, subprocess.TimeoutExpired) as fault:
+    except OSError as fault:
         return f"{type(fault).__name__}: {fault}"
+    except subprocess.TimeoutExpired:
+        # not remembered: a busy machine may have time later
+        raise SandboxError(
+            f"--sandbox: bubblewrap started nothing within {_PROBE_S:.0f} s", hint="the machine may be busy: try again"
+        ) from None
     if done.returncode == 0:
         return ""
     told = done.stderr.decode(errors="replace").strip().splitlines()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 
-from ..artifact import Built
+from ..artifact import Built, Signature
 from ..device import Device
 from ..dispatch.plans.plan import Candidate, Plan, build
 from ..faults.device_faults import out_of_memory
 from ..implementation import Implementation, Run
 from ..problem import Problem
-from ..space import Config
+from ..space import Config, Space
 from ..tuner.jobs import Outcome
 from ..tuner.measure.clocks import Clocks
 from ..tuner.measure.protocol import TimingProtocol
@@ -28,6 +29,7 @@ from ..tuner.verify.timed import TimedPlan
 from ..tuner.verify.verdicts import WrongError
 from ..tuner.verify.verify import verify, verify_timed
 from ..tuner.workers.device_lock import DeviceLock
+from .calls import SandboxedCalls
 from .entrant import SandboxedEntrant
 from .limits import SandboxLimits
 from .subject import SandboxedSubject
@@ -78,9 +80,33 @@ class SandboxedImplementation(Implementation):
         vars(self).update(op=entrant.op, name=entrant.name, device_types=frozenset({device.type}))
         self.deterministic = subject.deterministic
         self.subject = subject
+        self._config = entrant.config or {}
+        self._is_bound = False
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        return Space(**{name: [value] for name, value in self._config.items()})
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        return self.subject.run
+        """The run of the subject's own problem, for which it is bound first, then of others."""
+        if not self._is_bound:
+            self._is_bound = True
+            return self.subject.calls.run
+        signature = built.signature
+        return self.subject.calls_of(problem, signature.arguments, [*signature.outputs.values()]).run
+
+    def bind_loaded(
+        self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
+    ) -> Run | None:
+        home = calls_by(like)
+        if home is None:
+            return None
+        return self.subject.calls_of(problem, signature.arguments, [*signature.outputs.values()], home).run
+
+
+def calls_by(run: Run | None) -> SandboxedCalls | None:
+    """The calls that a run makes, None if it is no run in a sandbox."""
+    found = getattr(run, "__self__", None)
+    return found if isinstance(found, SandboxedCalls) else None
 
 
 class SandboxedTimedPlan(TimedPlan):
@@ -141,16 +167,28 @@ class SandboxedTrial:
     limited_by: str = ""
 
 
+Judge = Callable[[Plan, Session], None]
+"""Examines a plan in a sandbox further; raises WrongError."""
+
+
 @torch.no_grad()
-def trial(entrant: SandboxedEntrant, session: Session, limits: SandboxLimits, *, judged: bool = True) -> SandboxedTrial:
+def trial(
+    entrant: SandboxedEntrant,
+    session: Session,
+    limits: SandboxLimits,
+    *,
+    judged: bool = True,
+    examine: Judge = lambda *_: None,
+) -> SandboxedTrial:
     """Verify an entrant, time it, verify what was timed; without ``judged`` time it only, while samples are judged.
 
-    Raises SandboxError where there is no sandbox on this machine; all faults of the entrant are its outcome.
+    ``examine``: what is done last with an entrant that is judged. Raises SandboxError where there is no sandbox on this
+    machine; all faults of the entrant are its outcome.
     """
     began = time.perf_counter()
     subject = SandboxedSubject(entrant, session.op, session.problem, session.device, limits)
     try:
-        found = _tried(subject, entrant, session, judged=judged)
+        found = _tried(subject, entrant, session, examine if judged else None)
     except WrongError as fault:
         found = SandboxedTrial(Outcome(fault.status, fault.message))
     except Exception as fault:
@@ -162,16 +200,21 @@ def trial(entrant: SandboxedEntrant, session: Session, limits: SandboxLimits, *,
     return replace(found, outcome=replace(found.outcome, seconds=time.perf_counter() - began))
 
 
-def _tried(subject: SandboxedSubject, entrant: SandboxedEntrant, session: Session, *, judged: bool) -> SandboxedTrial:
+def _tried(
+    subject: SandboxedSubject, entrant: SandboxedEntrant, session: Session, examine: Judge | None
+) -> SandboxedTrial:
     plan = plan_of(subject, entrant, session)
-    if judged:
+    if examine is not None:
         verify(plan, session)
     lock = DeviceLock(session.device)
     try:
         with lock.held(lambda: None):
-            return _timed(subject, plan, session, judged=judged)
+            found = _timed(subject, plan, session, judged=examine is not None)
     finally:
         lock.close()
+    if examine is not None:
+        examine(plan, session)
+    return found
 
 
 def _timed(subject: SandboxedSubject, plan: Plan, session: Session, *, judged: bool) -> SandboxedTrial:
@@ -198,14 +241,15 @@ def verify_alone(
     """
     most_us = _ALONE * one_of_many_us + (_ALONE_GPU_US if session.device.type == "cuda" else _ALONE_HOST_US)
     for _ in range(_TRIES):
-        subject.alone_us = math.inf
+        subject.calls.alone_us = math.inf
         verify_timed(timed, sampler, session)
-        if subject.alone_us <= most_us or math.isinf(subject.alone_us):
+        if subject.calls.alone_us <= most_us or math.isinf(subject.calls.alone_us):
             return
         timed.show(session.timed_kind, session.values(session.timed_kind))
     raise WrongError(
         "wrong_result",
-        f"a call alone takes {subject.alone_us:.0f} µs, one of many {one_of_many_us:.0f}: it works on several at once",
+        f"a call alone takes {subject.calls.alone_us:.0f} µs, one of many {one_of_many_us:.0f}:"
+        " it works on several at once",
     )
 
 
@@ -214,5 +258,5 @@ def plan_of(subject: SandboxedSubject, entrant: SandboxedEntrant, session: Sessi
     values = session.values(session.timed_kind)
     outputs = session.op.output_specs(session.arguments, session.device.torch)
     subject.load(values, [*outputs.values()], len(session.rotation.copies))
-    candidate = Candidate(SandboxedImplementation(subject, entrant, session.device), {})
+    candidate = Candidate(SandboxedImplementation(subject, entrant, session.device), entrant.config or {})
     return build(session.op, candidate, session.problem, session.arguments, session.device)

@@ -97,13 +97,23 @@ class StoredWinners:
 
         An implementation was considered if it entered the finals, or was tried before; of a decision that was imported
         without its trials, if its run may have tried it. Trials of an implementation that the decision's run did not
-        have are another's, which the decision did not know.
+        have are another's, which the decision did not know. What an earlier decision has considered counts, too, if its
+        winner was raced.
         """
-        considered = self._patiently(lambda: self._queries.considered(decision.uid))
-        if considered is None:
-            return ()
-        met = set(considered.entrants) | self._tried(considered, plan.op.name)
-        return tuple(one.name for one in _searchable(plan) if (one.name, self.fingerprint(one)) not in met)
+        unmet = {one.name: (one.name, self.fingerprint(one)) for one in _searchable(plan)}
+        uid, seen = decision.uid, set[str]()
+        while unmet and uid and uid not in seen:
+            seen.add(uid)
+            considered = self._considered(uid)
+            if considered is None:
+                break
+            met = considered.entrants | self._tried(considered, plan.op.name)
+            unmet = {name: key for name, key in unmet.items() if key not in met}
+            uid = considered.previous
+        return tuple(unmet)
+
+    def _considered(self, uid: str) -> Considered | None:
+        return self._patiently(lambda: self._queries.considered(uid))
 
     def _tried(self, considered: Considered, op: str) -> frozenset[ImplementationKey]:
         run = considered.run

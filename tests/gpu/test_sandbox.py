@@ -9,14 +9,16 @@ import torch
 
 from registry.device import Device
 from registry.discovery.catalog import Catalog
-from registry.sandbox import shared_memory
-from registry.sandbox.trial import SandboxedSession
+from registry.sandbox.limits import SandboxLimits
+from registry.sandbox.memory import shared_memory
+from registry.sandbox.probing import SandboxedProbes
+from registry.sandbox.trial import SandboxedSession, trial
 from registry.sandbox.tuning.sandboxed_run import sandboxed_catalog, sandboxed_options
 from registry.tuner.events import Event, TrialDone
 from registry.tuner.limits import Budget
 from registry.tuner.options import TuneOptions
 from registry.tuner.run import tune
-from tests.sandbox.sandboxing import GOOD, needs_bubblewrap, reason, session_of, tried
+from tests.sandbox.sandboxing import GOOD, LIMITS, entrant, needs_bubblewrap, reason, session_of, tried
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -112,8 +114,6 @@ def test_a_kernel_that_runs_while_inputs_are_written_is_found(tmp_path: Path, se
 
 
 def test_who_takes_the_gpus_memory_is_refused_and_it_is_free_again(tmp_path: Path, session: SandboxedSession) -> None:
-    from registry.sandbox.limits import SandboxLimits
-
     free, _ = torch.cuda.mem_get_info()
     status, message = reason(MEMORY, tmp_path, session, SandboxLimits(gpu_bytes=4 << 30))
     assert status == "out_of_memory"
@@ -144,6 +144,43 @@ def square(x):
 """
     found = tried(text, tmp_path, session)
     assert (found.outcome.status, found.outcome.message) == ("ok", "")
+
+
+ONE_SIZE = """
+def square(x):
+    y = x * x
+    if x.numel() != 1 << 20:
+        y[-1:] += 1
+    return y
+"""
+# for each size once, and for all streams; two threads that take turns fill it before either has read it
+WORKSPACE = """
+import torch
+held = {}
+
+def square(x):
+    space = held.setdefault(x.shape, torch.empty_like(x))
+    torch.mul(x, x, out=space)
+    torch.cuda._sleep(200_000)
+    return space.clone()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "told"),
+    [
+        (GOOD, "ok", ""),
+        (ONE_SIZE, "wrong_result", "right here, but not for square(n="),
+        (WORKSPACE, "wrong_result", "called by two threads at once it is wrong"),
+    ],
+    ids=["honest", "one size", "workspace"],
+)
+def test_other_sizes_layouts_and_two_threads_are_tried(
+    text: str, status: str, told: str, tmp_path: Path, session: SandboxedSession
+) -> None:
+    examine = SandboxedProbes(session.device).check_everywhere
+    outcome = trial(entrant(text, tmp_path), session, LIMITS, examine=examine).outcome
+    assert (outcome.status, told in outcome.message) == (status, True), outcome.message
 
 
 STRANGER = """

@@ -184,7 +184,7 @@ def test_inline_source_and_a_function_become_implementations_of_an_op_that_is_th
     assert submission_of(str(python), "square", "race.square").name == "race.square"
 
 
-def test_a_kernels_package_is_found_by_its_build_and_pinned(tmp_path: Path) -> None:
+def test_a_kernels_package_is_found_by_its_build_and_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     init = written(
         tmp_path / "act" / "build" / "torch-universal" / "act" / "__init__.py", "def double(x):\n    return x + x\n"
     )
@@ -194,6 +194,7 @@ def test_a_kernels_package_is_found_by_its_build_and_pinned(tmp_path: Path) -> N
     init.write_text("def double(x):\n    return x\n")
     with pytest.raises(InvalidDefinitionError, match="has changed"):
         pinned.digest()
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(InvalidDefinitionError, match="is no commit"):
         package_of("someone/kernel@main:double")
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from registry.arguments.inputs import arguments_of
 from registry.artifact import Signature, Variant
 from registry.device import Device
 from registry.implementation import Implementation
@@ -260,8 +261,7 @@ def signature(problem: Problem, implementation: Implementation, config: Config, 
     """Specs of a problem's arguments, without data: a tensor of the real size is not needed to compile for it."""
     op = OPS[problem.op]
     small = {**problem.dims, **dict.fromkeys(op.dynamic, 2 * int(problem.dims.get("page", 0)) or 2)}
-    values = op.inputs(Problem(op.name, small), op.kinds[0], torch.Generator())
-    arguments = op.arguments(values)
+    arguments = arguments_of(op, Problem(op.name, small))
     outputs = op.output_specs(arguments, torch.device("cpu"))
     aligned = {
         k: TensorSpec.contiguous(v.shape, v.dtype) if isinstance(v, TensorSpec) else v

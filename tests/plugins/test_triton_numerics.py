@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +30,7 @@ from registry.implementation import Implementation
 from registry.problem import Problem, Value
 from registry.space import Config
 
+from .. import fresh
 from ..covering import covering
 from ..tiers import one_of_each
 from ..triton_forms import EACH, FORMS, OPS
@@ -71,10 +70,9 @@ def passed_in_the_interpreter(tmp_path: Path, count: int, *tests: str) -> None:
     if INTERPRETED:
         pytest.skip("this is the interpreter")
     told = tmp_path / "told.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--junitxml={told}", *tests]
+    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--junitxml={told}", *tests]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = fresh.run(*command, cwd=Path(__file__).parents[2], env=environment, limit_s=280)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     cases = [case for case in ET.parse(told).iter("testcase") if case.get("name", "").startswith("test_num")]
     skips = {skip.get("message", "") for case in cases for skip in case.iter("skipped")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,16 +27,15 @@ LIMITS = SandboxLimits(memory_bytes=3 << 30, temporary_bytes=64 << 20, load_s=12
 
 def why_not() -> str:
     """Why there is no sandbox on this machine, "" if there is one."""
-    if shutil.which("bwrap") is None:
-        return "bubblewrap is not installed"
     try:
         bubblewrap()
     except SandboxError as fault:
-        return fault.message
+        return f"{fault.message} ({fault.hint})"
     return ""
 
 
-needs_bubblewrap = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is one")
+_WHY_NOT = why_not()
+needs_bubblewrap = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT or "there is one")
 
 
 def session_of(device: Device = CPU, n: int = 4096, limit_us: float = 300_000.0) -> SandboxedSession:

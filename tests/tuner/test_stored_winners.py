@@ -73,9 +73,23 @@ def test_a_decision_has_met_its_finalists_and_what_was_tried_before(
     assert unmet(store, every) == ("rogue.zeros",)
     try_(run, every, "rogue.zeros")
     assert unmet(store, every) == ("rogue.zeros",), "tried later, as before an interrupted run's finals"
-    decide(run, every, trial=trial, previous=first.uid)
-    assert unmet(store, every) == ("rogue.chatters",), "a finalist of another decision was not tried"
+    second = decide(run, every, trial=trial, previous=first.uid, verdict="new")
+    assert unmet(store, every) == ("rogue.chatters",), "a finalist of another decision, whose winner was out"
     assert unmet(store, planned(rogues, "rogue.honest", "rogue.zeros")) == (), "only what takes part counts"
+    decide(run, every, trial=trial, previous=second.uid, verdict="kept")
+    assert unmet(store, every) == ("rogue.chatters",)
+
+
+def test_what_the_winner_before_has_met_counts_where_it_was_raced(rogues: Catalog, store: Store) -> None:
+    every, one = planned(rogues, *NAMES), planned(rogues, "rogue.honest")
+    run = RunStore(store, CPU, PROTOCOL, {}, plans=(every,))
+    trial = [try_(run, every, name) for name in NAMES][1]
+    first = decide(run, every, "rogue.chatters", trial=trial)
+    alone = RunStore(store, CPU, PROTOCOL, {}, plans=(one,))
+    second = decide(alone, one, trial=trial, previous=first.uid, verdict="replaced")
+    assert unmet(store, every) == ()
+    decide(alone, one, trial=trial, previous=second.uid, verdict="new")
+    assert unmet(store, every) == ("rogue.chatters", "rogue.zeros")
 
 
 def test_what_another_source_of_an_implementation_did_does_not_count(

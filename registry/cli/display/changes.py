@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 TORCH_COMPILE = "inductor"
 """The backend whose compile time is shown separately: it is spent in torch.compile."""
 
+NOTHING_KEPT = "no trial is kept, and the same command begins anew (--db FILE keeps them)"
+"""What becomes of a run that was given no database to keep."""
+
 _CALLED = {"new": "new", "replaced": "replaced", "kept": "kept", "tie": "tied"}
 
 
@@ -54,8 +57,11 @@ def summary(decided: Sequence[Result]) -> str:
     return f"{told}, {times} times as fast{unknown}"
 
 
-def run_lines(ended: RunEnded, problems: int, skipped: int) -> Iterable[str]:
-    """The totals of a run, a line each: problems, trials, the worker's share of the time, compile time by backend."""
+def run_lines(ended: RunEnded, problems: int, skipped: int, *, keeps: bool = True) -> Iterable[str]:
+    """The totals of a run, a line each: problems, trials, the worker's share of the time, compile time by backend.
+
+    ``keeps``: whether trials and winners are in a database that is there after the run.
+    """
     out = f", {skipped} skipped" if skipped else ""
     workers = "the worker" if len(ended.devices) < 2 else f"{len(ended.devices)} workers"
     yield (
@@ -75,17 +81,13 @@ def run_lines(ended: RunEnded, problems: int, skipped: int) -> Iterable[str]:
         yield f"torch.compile's own compilation: {text.duration(ended.compile_seconds[TORCH_COMPILE])}"
     if ended.saving is not None:
         yield saving_line(ended.saving)
+    after = "the same command goes on from here" if keeps else NOTHING_KEPT
     if ended.timed_out:
-        yield (
-            f"the time limit is reached: what was decided is stored, "
-            f"{text.plural(ended.undecided, 'problem')} left out; "
-            "the same command goes on from here"
-        )
+        stored = "what was decided is stored, " if keeps else ""
+        yield f"the time limit is reached: {stored}{text.plural(ended.undecided, 'problem')} left out; {after}"
     if ended.interrupted:
-        yield (
-            f"interrupted: every finished trial is kept, {text.plural(ended.undecided, 'problem')} undecided; "
-            "the same command goes on from here"
-        )
+        kept = "every finished trial is kept, " if keeps else ""
+        yield f"interrupted: {kept}{text.plural(ended.undecided, 'problem')} undecided; {after}"
 
 
 def _use(device: DeviceUse) -> str:

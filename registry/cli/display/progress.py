@@ -31,6 +31,8 @@ class Display(ABC):
 
     def __init__(self) -> None:
         self.ended: events.RunEnded | None = None
+        self.keeps = True
+        """Whether the run's database is there afterwards; without it, its name is not told."""
         self.skipped: list[events.ProblemSkipped] = []
         self._reasons: Counter[tuple[str, str]] = Counter()
         """How many problems of an op were skipped for a reason."""
@@ -39,6 +41,8 @@ class Display(ABC):
 
     def __call__(self, event: events.Event) -> None:
         """The observer that the tuner calls."""
+        if isinstance(event, events.RunStarted) and not self.keeps:
+            event = replace(event, database="")
         if isinstance(event, events.RunEnded):
             self.ended = event
         elif isinstance(event, events.ProblemSkipped):
@@ -73,7 +77,7 @@ class Display(ABC):
         for line in winners_table.failure_lines(self.failed):
             text.say(line)
         if self.ended is not None:
-            for line in changes.run_lines(self.ended, len(results), len(self.skipped)):
+            for line in changes.run_lines(self.ended, len(results), len(self.skipped), keeps=self.keeps):
                 text.say(line)
 
     def __enter__(self) -> Display:
@@ -271,7 +275,8 @@ def _run_left(event: events.SecondsLeft) -> str:
 def _started(event: events.RunStarted) -> str:
     known = f", {len(event.known)} of them tuned before (--retune measures them again)" if event.known else ""
     problems = text.plural(len(event.problems), "problem")
-    return f"tuning {problems} on {event.device}{known}; results go to {event.database}"
+    where = f"results go to {event.database}" if event.database else "results are not kept"
+    return f"tuning {problems} on {event.device}{known}; {where}"
 
 
 def _decided(result: events.Result) -> str:

@@ -69,6 +69,7 @@ def _tuned(
     if request.sandbox:
         options = options_in_sandboxes(options, catalog, devices[0])
     with database_of(request.db, sandbox=request.sandbox) as database, _display(json=request.json) as display:
+        display.keeps = database == request.db
         for note in notes:
             display(Note(note))
         results = run.tune(

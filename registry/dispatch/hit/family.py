@@ -36,10 +36,14 @@ class TensorForm(NamedTuple):
 
 
 class FamilyGuard(NamedTuple):
-    """The guard of a family, and the forms of its tensors in the schema's order."""
+    """The guard of a family, and the forms of its tensors in the schema's order.
+
+    ``distinct``: no tensor is missing in its calls, nor given twice.
+    """
 
     specs: Specs
     forms: tuple[TensorForm, ...]
+    distinct: bool
 
     @property
     def aligned(self) -> bool:
@@ -83,7 +87,9 @@ def family_of(schema: Schema, values: Sequence[Any], gradient: bool) -> FamilyGu
         if kind in {"free", "same"}:
             names[f"e{place}"] = free_integer(value) or value
     specs: Specs = _maker(schema.name, schema.names, kinds, tuple(forms), gradient)(**names)
-    return FamilyGuard(specs, tuple(forms))
+    # torch's guard refuses one tensor that is given twice
+    missing = any(one.holds_tensors and value is None for one, value in zip(schema.parameters, values, strict=True))
+    return FamilyGuard(specs, tuple(forms), not missing)
 
 
 _Kind = str | int
@@ -140,7 +146,11 @@ def _maker(
     lines += [f"if {demand}: return None" for demand in strange]
     for number, (one, form) in enumerate(zip(tensors, forms, strict=True)):
         lines += _spec_lines(one, number, form)
-    lines.append(f"return arguments({op!r}, {{{', '.join(items)}}}, {gradient}, set())")
+    lines += [
+        "made = new(Arguments)",
+        f"made.__dict__.update(op={op!r}, all={{{', '.join(items)}}}, gradient={gradient}, seen=set())",
+        "return made",
+    ]
     lines = [f"def specs({', '.join(f'a{place}' for place in range(len(names)))}):", *(f"    {line}" for line in lines)]
     return function(
         "make",
@@ -150,7 +160,7 @@ def _maker(
             "kinds": KINDS,
             "new": object.__new__,
             "TensorSpec": TensorSpec,
-            "arguments": Arguments,
+            "Arguments": Arguments,
             "same": same,
             "grad_enabled": torch.is_grad_enabled,
             **_BUILT_IN,

@@ -62,16 +62,15 @@ class Found:
 class BestDefault:
     """Finds the first of ``resolution.default_choices``, for problems of one family of calls.
 
-    Only the learnt rule's leaf is computed for each size; the ranking of a leaf is remembered.
+    Only the learnt rule's leaf is computed for each size, and implementations are asked only where they read the size:
+    whether they can run it in the order of their ranks, up to the first that can.
     """
 
     def __init__(self, situation: Situation) -> None:
         self._learnt = situation.winners.learnt
         self._situation = situation
         self._defaults = [_Default(each, situation) for each in situation.implementations]
-        self._offers = Remembered(self._offered, situation.op.dynamic)
-        self._firsts: dict[Hashable, _First] = {}
-        self._by_leaf: dict[int, Remembered[Found | None]] = {}
+        self._leaves: dict[int, _BestOfLeaf] = {}
 
     def of(self, problem: Problem) -> Found | None:
         """The first of ``default_choices``; None if no implementation can run the problem.
@@ -79,39 +78,57 @@ class BestDefault:
         Raises any exception of an implementation's ``preference``, ``space`` or ``default``.
         """
         leaf = None if self._learnt is None else self._learnt.leaf(problem.dims)
-        found = self._by_leaf.get(id(leaf))
-        if found is None:
-            found = self._by_leaf[id(leaf)] = Remembered(partial(self._of_leaf, leaf), self._situation.op.dynamic)
-        return found.of(problem)
+        best = self._leaves.get(id(leaf))
+        if best is None:
+            best = self._leaves[id(leaf)] = _BestOfLeaf(self._defaults, self._situation, leaf)
+        return best.found.of(problem)
 
-    def _of_leaf(self, leaf: Leaf | None, problem: Problem) -> Found | None:
-        offers = self._offers.of(problem)
-        if not offers.able:
-            return None
-        place = id(leaf)
-        first = offers.first.get(place)
-        if first is None:
-            first = offers.first[place] = self._first(offers, leaf)
-        return first.found(problem)
 
-    def _offered(self, problem: Problem) -> _Offers:
-        able = []
-        for default in self._defaults:
+class _BestOfLeaf:
+    """The best default of the problems of one leaf of the learnt rule; ``found`` remembers it by problem."""
+
+    def __init__(self, defaults: Sequence[_Default], situation: Situation, leaf: Leaf | None) -> None:
+        self._defaults = defaults
+        self._situation = situation
+        self._rank = {} if leaf is None else leaf.places
+        self._order = Remembered(self._ordered, situation.op.dynamic)
+        self._firsts: dict[Hashable, _First] = {}
+        self.found = Remembered(self._found, situation.op.dynamic)
+
+    def _found(self, problem: Problem) -> Found | None:
+        for default, preference in self._order.of(problem):
             narrow = default.narrow.of(problem)
             if narrow is not None:
-                able.append(_Offer(default, default.preference.of(problem), narrow))
-        return _Offers(able)
+                if isinstance(preference, Exception):
+                    raise preference
+                return self._first(default, preference, narrow).found(problem)
+        return None
 
-    def _first(self, offers: _Offers, leaf: Leaf | None) -> _First:
-        rank = {} if leaf is None else leaf.places
-        # min returns the first of equals, as a stable sort would
-        best = min(offers.able, key=lambda one: (rank.get(one.default.implementation.name, len(rank)), -one.preference))
-        key = best, id(leaf)
-        if key not in self._firsts:
+    def _ordered(self, problem: Problem) -> list[tuple[_Default, float | Exception]]:
+        """The implementations, best first, with their preferences; before them those whose preference is a fault.
+
+        A fault matters only if the implementation can run the problem.
+        """
+        faulty: list[tuple[_Default, float | Exception]] = []
+        ranked: list[tuple[int, float, _Default]] = []
+        for default in self._defaults:
+            try:
+                preference = default.preference.of(problem)
+            except Exception as fault:
+                faulty.append((default, fault.with_traceback(None)))
+            else:
+                place = self._rank.get(default.implementation.name, len(self._rank))
+                ranked.append((place, -preference, default))
+        return [*faulty, *((default, -less) for _, less, default in sorted(ranked, key=lambda one: one[:2]))]
+
+    def _first(self, default: _Default, preference: float, narrow: bool) -> _First:
+        key = id(default), preference, narrow
+        first = self._firsts.get(key)
+        if first is None:
             if len(self._firsts) >= _MOST:
                 self._firsts.clear()
-            self._firsts[key] = _First(best, self._situation)
-        return self._firsts[key]
+            first = self._firsts[key] = _First(_Offer(default, preference, narrow), self._situation)
+        return first
 
 
 class _Offer(NamedTuple):
@@ -120,14 +137,6 @@ class _Offer(NamedTuple):
     default: _Default
     preference: float
     narrow: bool
-
-
-class _Offers:
-    """The implementations that can run a problem; ``first``: the best of them by the id of the leaf."""
-
-    def __init__(self, able: list[_Offer]) -> None:
-        self.able = able
-        self.first: dict[int, _First] = {}
 
 
 _Wanted = tuple[Config, WinningConfig | None]

@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from ...problem import Problem, Value, getter
+from ...discovery import answers
+from ...problem import Problem, Value, exact_items, getter
 from ...space import Space
 from ..plans.plan import Candidate
 from .best_default import BestDefault, Found, demand
@@ -51,19 +52,37 @@ class FirstChoice:
             return self._default.of(problem)
         dims = problem.dims
         usable = self._spans.find(dims)
-        # a winner of exactly this size has other reasons, also if it does not hold
-        if usable is not None and usable.is_near(dims) and not (usable.stale and self._has_own(problem)):
+        if (
+            usable is not None
+            # a winner of exactly this size has other reasons, also if it does not hold
+            and usable.is_near(dims)
+            and not (usable.stale and self._has_own(problem))
+            and (usable.default is None or usable.has_default(problem))
+        ):
             return usable.found(problem)
         fixed = self._fixed(dims)
         key = *fixed, *map(type, fixed)
-        if key not in self._unanswered:
-            misses: list[str] = []
-            found = self._winner(problem, misses)
+        misses = self._unanswered.get(key)
+        if misses is None:
+            told: list[str] = []
+            found = self._winner(problem, told)
             if not isinstance(found, str):
                 return found
-            self._unanswered[key] = tuple(misses)
+            misses = tuple(told)
+            if not self._any_depends_on_size(problem, dims):
+                self._unanswered[key] = misses
         default = self._similar(problem, key)
-        return default and default.after(self._unanswered[key])
+        return default and default.after(misses)
+
+    def _any_depends_on_size(self, problem: Problem, dims: Mapping[str, Value]) -> bool:
+        """True if winners for static dimensions answer some sizes only: their code is made for each size.
+
+        Then the next best may answer, which differs from winner to winner.
+        """
+        situation = self._situation.of(problem)
+        winners = situation.winners.one_of_each_source(situation.op, dims)
+        standings = [standing_of(winner, situation) for winner in winners]
+        return any(isinstance(one, Standing) and not one.implementation.transfers for one in standings)
 
     def _has_own(self, problem: Problem) -> bool:
         """True if a winner of exactly this problem is known, whether or not it holds."""
@@ -72,10 +91,14 @@ class FirstChoice:
     def _similar(self, problem: Problem, key: Hashable) -> Found | None:
         """The default by winners of other static dimensions, else the best default; None if it cannot run."""
         usable = self._similar_spans.find(problem.dims)
-        if usable is None and key not in self._alone:
+        if usable is not None and usable.default is not None and not usable.has_default(problem):
+            usable = self._expected_elsewhere(problem.dims, problem)
+        elif usable is None and key not in self._alone:
             usable = self._expected_elsewhere(problem.dims, problem)
             if usable is None:
-                self._alone.add(key)
+                similar = self._situation.winners.similar(self._situation.op, problem)
+                if not any(self._any_depends_on_size(problem, {**problem.dims, **one.static}) for one in similar):
+                    self._alone.add(key)
             elif key in self._seen_similar:
                 self._similar_spans.add_ahead(
                     problem.dims, usable, lambda dims: self._expected_elsewhere(dims, problem)
@@ -93,10 +116,10 @@ class FirstChoice:
         if found is None:
             return None
         one, static = found
-        place = *self._place(situation.problem, one), *static.items(), one.candidate.implementation.name, one.over
+        place = *self._place(situation.problem, one), *static.items()
         if place not in self._nearest:
             choice = similar_choice(situation, one, static)
-            self._nearest[place] = _Usable(one.near.decision, one.candidate, situation, choice)
+            self._nearest[place] = _Usable(one.near.decision, one.candidate, situation, choice, default=one.default)
         return self._nearest[place]
 
     def _winner(self, problem: Problem, misses: list[str]) -> Found | Literal["none"] | None:
@@ -113,7 +136,7 @@ class FirstChoice:
             if isinstance(standing, Standing):
                 found = self._exact(decision, standing, situation)
                 make = partial(exact_choice, situation, found.candidate, decision, standing.over)
-                narrow = found.narrow.of(problem)
+                narrow = found.narrow(problem)
                 return None if narrow is None else Found(found.candidate, narrow, make, decision, tuple(misses))
         alone = not misses
         own = tuple(misses)
@@ -135,20 +158,23 @@ class FirstChoice:
         misses += told
         if one is None:
             return None
-        key = self._place(situation.problem, one), one.candidate.implementation.name, one.over, *told
+        key = self._place(situation.problem, one), *told
         found = self._nearest.get(key)
         if found is None:
             choice = nearest_choice(situation, one)
-            found = self._nearest[key] = _Usable(one.near.decision, one.candidate, situation, choice)
+            found = self._nearest[key] = _Usable(
+                one.near.decision, one.candidate, situation, choice, default=one.default
+            )
             found.misses, found.stale, found.octaves = tuple(told), bool(stale), self._octaves
         return found
 
     def _place(self, problem: Problem, one: Expectation) -> tuple[Hashable, ...]:
-        """A key of the winners on both sides of a problem, and of the side that the expectation is on."""
+        """A key of the winners on both sides of a problem, of the expectation's side, and of its candidate."""
         near = one.near.decision
         here, there = (sizes_of(self._situation.op, dims) for dims in (problem.dims, near.problem.dims))
         sides = [(size > far) - (size < far) for size, far in zip(here, there, strict=True)]
-        return id(near), id(one.other), one.nearest, *sides
+        candidate = one.candidate.implementation.name, exact_items(one.candidate.config)
+        return id(near), id(one.other), one.nearest, *sides, *candidate, one.over
 
     def _further(self, dims: Mapping[str, Value], like: Problem) -> _Usable | None:
         """The candidate that is expected to be the fastest at ``dims``; None if these have a winner of their own."""
@@ -175,7 +201,13 @@ class _Usable:
     """A candidate and the problems that it can run: a winner's, or that of ``choice``, expected to be fast near it."""
 
     def __init__(
-        self, decision: Winner, candidate: Candidate, situation: Situation, choice: Choice | None = None
+        self,
+        decision: Winner,
+        candidate: Candidate,
+        situation: Situation,
+        choice: Choice | None = None,
+        *,
+        default: bool = False,
     ) -> None:
         self.candidate = candidate
         self._decision = decision
@@ -192,9 +224,13 @@ class _Usable:
         self._device = device
         self._space: Space | None = None
         self._fits = Remembered(self._is_point, dynamic)
+        self.default = (
+            Remembered(lambda problem: answers.default_config(implementation, problem, device), dynamic)
+            if default
+            else None
+        )
+        """The implementation's default by problem, if that is the configuration; else None."""
         self._demand = Remembered(lambda problem: demand(implementation, problem, device), dynamic)
-        self.narrow = Remembered(self._narrow, dynamic)
-        """By problem: None if the candidate cannot run it, else whether it refuses tensors that are not aligned."""
 
     def _is_point(self, problem: Problem) -> bool:
         """True if the configuration is valid for a problem; fast if it has the space of the problem before."""
@@ -205,7 +241,8 @@ class _Usable:
             self._space = space
         return True
 
-    def _narrow(self, problem: Problem) -> bool | None:
+    def narrow(self, problem: Problem) -> bool | None:
+        """None if the candidate cannot run a problem, else whether it refuses tensors that are not aligned."""
         narrow = self._demand.of(problem)
         return narrow if narrow is not None and self._fits.of(problem) else None
 
@@ -213,9 +250,13 @@ class _Usable:
         """True if a problem with these dimensions has another size than the decision's."""
         return self._sizes(dims) != self._own
 
+    def has_default(self, problem: Problem) -> bool:
+        """True if the configuration, a default, is the default for a problem, too."""
+        return self.default is not None and exact_items(self.default.of(problem)) == exact_items(self.candidate.config)
+
     def found(self, problem: Problem) -> Found | None:
         """The choice for a problem; None if the candidate cannot run it."""
-        narrow = self.narrow.of(problem)
+        narrow = self.narrow(problem)
         if self._choice is None or narrow is None:
             return None
         decision = self._choice.decision

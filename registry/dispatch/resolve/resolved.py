@@ -78,10 +78,10 @@ class ResizedAnswer(Resolved):
     ``found`` has the choice, ``make_plan()`` returns the plan of ``run``.
     """
 
-    choice = cached_property(lambda self: self.found.choice)  # type: ignore[assignment]
-    misses = cached_property(lambda self: self.found.misses)  # type: ignore[assignment]
-    plan = cached_property(lambda self: self.make_plan())  # type: ignore[assignment]
-    untuned = cached_property(lambda self: self.choice.step == "default")  # type: ignore[assignment]
+    choice = cached_property(lambda self: self.found.choice)
+    misses = cached_property(lambda self: self.found.misses)
+    plan = cached_property(lambda self: self.make_plan())
+    untuned = cached_property(lambda self: self.choice.step == "default")
 
     @staticmethod
     def of(found: Found, problem: Problem, resized: Resized, conditions: Conditions, *, checked: bool) -> ResizedAnswer:

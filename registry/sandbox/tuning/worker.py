@@ -9,6 +9,7 @@ from pathlib import Path
 from ...device import Device
 from ...discovery.catalog import Catalog
 from ...dispatch.plans.plan import Plan
+from ...problem import Value
 from ...tuner.jobs import PROBED, BlockJob, Entrant, Outcome, TimedBlock, TrialJob, VerificationJob
 from ...tuner.measure.protocol import TimingProtocol
 from ...tuner.measure.samplers import Sampler
@@ -21,6 +22,7 @@ from ...tuner.workers.steps import Announce, Steps
 from ...tuner.workers.worker import Worker
 from ..entrant import SandboxedEntrant
 from ..limits import SandboxLimits
+from ..probing import SandboxedProbes
 from ..subject import SandboxedSubject
 from ..trial import (
     RequestSampler,
@@ -35,8 +37,7 @@ from ..trial import (
 class SandboxedWorker(Worker):
     """Runs each candidate in a sandbox of its own, which ends with the job.
 
-    ``files``: the plugin file of an implementation, by ``op/name``; others are installed. Calls of two threads at once
-    and problems of other sizes are not tried.
+    ``files``: the plugin file of an implementation, by ``op/name``; others are installed.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class SandboxedWorker(Worker):
         super().__init__(catalog, device, integrity, Sessions(catalog.op, device, SandboxedSession))
         self._files = files
         self._limits = limits
+        self._probes = self._inside = SandboxedProbes(device)
         self._subjects: list[SandboxedSubject] = []
 
     def trial(self, job: TrialJob, announce: Announce) -> Outcome:
@@ -93,10 +95,14 @@ class SandboxedWorker(Worker):
         announce("verify")
         verify_alone(subject, timed, sampler, session, found.median_us or 0.0)
         timed.between.check_kept()
-        told = {
-            PROBED: True, "request_us": subject.request_us(), "calls": sampler.copies,
-            "limited_by": subject.program.limited_by,
+        told: dict[str, Value] = {
+            "request_us": subject.request_us(), "calls": sampler.copies, "limited_by": subject.program.limited_by
         }  # fmt: skip
+        # later ones are asked where they may win: by a job of their own
+        if self._inside.come_first(plan) or job.best_us is None or (found.median_us or 0.0) <= job.best_us:
+            announce.go_on()
+            self._inside.check_everywhere(plan, session)
+            told[PROBED] = True
         return replace(found, details={**found.details, **told})
 
     def _verification(self, job: VerificationJob, announce: Steps) -> Outcome:
@@ -105,6 +111,7 @@ class SandboxedWorker(Worker):
         plan = self._plan(session, job.entrant)
         announce("verify")
         verify(plan, session, None, announce.go_on)
+        self._inside.check_everywhere(plan, session, of_own_size=job.of_own_size)
         return Outcome("ok")
 
     def _plan(self, session: Session, entrant: Entrant) -> Plan:

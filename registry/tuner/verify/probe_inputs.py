@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -149,6 +149,14 @@ def small_probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
             yield drawn.in_pair(probe) if in_pairs else probe
     for each in problems:
         yield from drawn.of_other_kinds(each)
+
+
+def probes_of_sizes(op: Op, problem: Problem, device: Device, sizes: Iterable[int]) -> Iterator[Probe]:
+    """Row-major probes of a problem whose last dynamic dimension has these sizes, as far as they are small."""
+    drawn = _Drawn(op, device)
+    for each in dict.fromkeys(_resized(op, problem, size) for size in sizes):
+        if each is not None and each != problem and _is_small(op, each, device):
+            yield from drawn.laid_out(each, "contiguous")
 
 
 def probes_of_other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -50,6 +50,9 @@ _Made = Callable[[Op, Problem, Device], Iterable[Probe]]
 _Told = Callable[..., str]
 """The message about a fault, with the remedy that is usual for it."""
 
+TwoThreads = Callable[[Plan, Sequence[tuple[Any, ...]], Device, int], tuple[tuple[Tensors, ...], ...]]
+"""Runs a plan in two threads at once, as ``results_of_two_threads`` does."""
+
 
 class _ForProbe(NamedTuple):
     """A plan for a probe, and how its faults are told."""
@@ -59,10 +62,14 @@ class _ForProbe(NamedTuple):
 
 
 class Probes:
-    """Checks candidates on the probes of their problem, each candidate once for all problems that share them."""
+    """Checks candidates on the probes of their problem, each candidate once for all problems that share them.
 
-    def __init__(self, device: Device) -> None:
+    ``two_threads``: runs a plan in two threads at once.
+    """
+
+    def __init__(self, device: Device, two_threads: TwoThreads = results_of_two_threads) -> None:
         self._device = device
+        self._two_threads = two_threads
         self._groups: dict[str, tuple[Probe, ...]] = {}
         self._named: dict[str, str] = {}
         """Key of a problem -> the group of its other sizes."""
@@ -90,8 +97,8 @@ class Probes:
         ``plan`` was bound by a call (``bound_by_call``), and has run. A probe is left out where the candidate says that
         it does not support it, and where its variants are not among ``artifacts`` (by key): nothing is compiled here.
         """
-        self._check(group_of(plan.op, plan.problem), small_probes, plan, artifacts)
-        self._check(self._other_sizes(plan), probes_of_other_sizes, plan, artifacts)
+        self.check_group(group_of(plan.op, plan.problem), small_probes, plan, artifacts)
+        self.check_group(self._other_sizes(plan), probes_of_other_sizes, plan, artifacts)
 
     def check_own_size(
         self,
@@ -114,17 +121,34 @@ class Probes:
             # to lay them out anew takes seconds: other configurations of the implementation read layouts as this one
             self._check_as_held(plan, session)
         else:
-            self._check(group, lambda *_: probes_of_own_size(session), plan, artifacts, kept=kept)
+            self.check_group(group, lambda *_: probes_of_own_size(session), plan, artifacts, kept=kept)
 
     def _check_as_held(self, plan: Plan, session: Session) -> None:
         """Two threads on the session's inputs."""
         checks, probe = Checks(), own_inputs(session)
 
         def meet() -> None:
-            _check_two_threads(plan, probe, self._device, checks)
+            self._check_two_threads(plan, probe, checks)
             checks.settle()
 
         _guarded(meet, partial(_told, probe))
+
+    def _check_two_threads(self, plan: Plan, probe: Probe, checks: Checks) -> None:
+        """Calls of two threads at once, on the probe's inputs and on those beside it, where memory allows both."""
+        calls, pair = calls_of_two_threads(plan, self._device), (probe, probe.beside)
+        op, probes = plan.op, [each for each in pair if each is not None]
+
+        def told(fault: str) -> str:
+            remedy = "Memory that calls share must be scratch, and inputs stay as they are"
+            return _told(probe, f"called by two threads at once it is wrong: {fault}. {remedy}")
+
+        if not calls:
+            return
+        found = self._two_threads(plan, [each.values for each in probes], self._device, calls)
+        for each, made in zip(probes, found, strict=True):
+            for results in _together(made):
+                checks.add(holding(each.bounds, results), "wrong_result", partial(_why_any, op, each, made, told))
+            check_unchanged(op, each.values, each.pristine, checks)
 
     def _other_sizes(self, plan: Plan) -> str:
         key = plan.problem.key
@@ -132,10 +156,13 @@ class Probes:
             self._named[key] = group_of_other_sizes(plan.op, plan.problem, self._device)
         return self._named[key]
 
-    def _check(
+    def check_group(
         self, group: str, made: _Made, plan: Plan, artifacts: Mapping[str, Artifact], *, kept: bool = True
     ) -> None:
-        """``kept``: the probes are made once, and stay for the next candidates as long as there is room."""
+        """Run the plan's candidate on the probes that ``made`` returns, those of a group; raises WrongError.
+
+        ``kept``: they are made once, and stay for the next candidates as long as there is room.
+        """
         tried = group, plan.candidate.key, frozenset(artifacts)
         if tried in self._tried:
             return
@@ -196,6 +223,8 @@ class Probes:
         except RegistryError:
             # dispatch goes on with the next candidate when a plan cannot be built
             return False
+        except WrongError as fault:
+            raise WrongError(fault.status, _told(probe, fault.message)) from None
         if found is None:
             return False
         there, told = found
@@ -204,7 +233,7 @@ class Probes:
             _check(there, probe, checks, told)
             if probe.beside is not None:
                 _check(there, probe.beside, checks, told)
-                _check_two_threads(there, probe, self._device, checks)
+                self._check_two_threads(there, probe, checks)
 
         return _guarded(meet, told)
 
@@ -316,24 +345,6 @@ def _check_on(
         beside = _told(probe, f"it writes outside its {name}")
         checks.add([each.untouched() for each in tensors], "wrong_result", beside)
     check_unchanged(op, values, probe.pristine, checks)
-
-
-def _check_two_threads(plan: Plan, probe: Probe, device: Device, checks: Checks) -> None:
-    """Calls of two threads at once, on the probe's inputs and on those beside it, where there is memory for both."""
-    calls, pair = calls_of_two_threads(plan, device), (probe, probe.beside)
-    op, probes = plan.op, [each for each in pair if each is not None]
-
-    def told(fault: str) -> str:
-        remedy = "Memory that calls share must be scratch, and inputs stay as they are"
-        return _told(probe, f"called by two threads at once it is wrong: {fault}. {remedy}")
-
-    if not calls:
-        return
-    found = results_of_two_threads(plan, [each.values for each in probes], device, calls)
-    for each, made in zip(probes, found, strict=True):
-        for results in _together(made):
-            checks.add(holding(each.bounds, results), "wrong_result", partial(_why_any, op, each, made, told))
-        check_unchanged(op, each.values, each.pristine, checks)
 
 
 def _together(calls: Sequence[Tensors]) -> Sequence[Tensors]:

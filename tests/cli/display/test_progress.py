@@ -276,6 +276,29 @@ def test_totals_tell_how_busy_the_device_was_and_torch_compile_apart() -> None:
     assert "3 problems undecided" in told[-1]
 
 
+def test_a_run_without_a_database_that_lasts_says_that_nothing_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    stopped = RunEnded(2.0, 1.0, 1, True, 3)
+    kept, lost = ([*run_lines(stopped, 1, 0, keeps=keeps)][-1] for keeps in (True, False))
+    assert kept == (
+        "interrupted: every finished trial is kept, 3 problems undecided; the same command goes on from here"
+    )
+    assert lost == (
+        "interrupted: 3 problems undecided; no trial is kept, and the same command begins anew (--db FILE keeps them)"
+    )
+    (late,) = [*run_lines(replace(stopped, interrupted=False, timed_out=True), 1, 0, keeps=False)][1:]
+    assert "stored" not in late
+    assert "no trial is kept" in late
+    display = PlainLines(print)
+    display.keeps = False
+    for event in (EVENTS[0], stopped):
+        display(event)
+    display.conclude(())
+    shown = capsys.readouterr().out
+    assert "results are not kept" in shown
+    assert "no trial is kept" in shown
+    assert "tuning.db" not in shown
+
+
 def test_what_nobody_can_believe_is_told_as_noise(capsys: pytest.CaptureFixture[str]) -> None:
     wild = replace(FASTER, low=0.8, high=282.0, ratio=29.7, floor_us=900.0, median_us=2.0)
     print_results([wild])

@@ -42,7 +42,7 @@ def wrapped(model: Any, way: str) -> Any:
 
 def losses(model: Any) -> list[float]:
     """The losses of three steps of training, and one without gradients."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)  # some parameters may be distributed
     tokens, found = prompt().to(next(model.parameters()).device), []
     for _ in range(3):
         loss = model(tokens, labels=tokens, use_cache=False).loss

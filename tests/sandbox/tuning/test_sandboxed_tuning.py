@@ -17,6 +17,7 @@ from registry.tuner.events import Event, TrialDone
 from registry.tuner.limits import Budget
 from registry.tuner.options import TuneOptions
 from registry.tuner.run import tune
+from tests import fresh
 from tuning_db import Store
 
 from ..sandboxing import needs_bubblewrap
@@ -95,3 +96,39 @@ def test_what_does_not_go_with_sandboxes_is_told(
         assert (code, fault in text) == (2, True), text
     with pytest.raises(RegistryError, match="--regime hot"):
         sandboxed_options(TuneOptions(regime="hot"), StandInCatalog(Catalog(), []), CPU)
+
+
+INTERRUPTED_AT_THE_SEARCH = """
+import os, signal, sys
+import kernel_registry
+
+class Interrupting:
+    def __init__(self, told):
+        self.told, self.begun = told, False
+    def write(self, text):
+        count = self.told.write(text)
+        if "candidate" in text and not self.begun:
+            self.begun = True
+            os.kill(os.getpid(), signal.SIGINT)
+        return count
+    def __getattr__(self, name):
+        return getattr(self.told, name)
+
+sys.stdout = Interrupting(sys.stdout)
+sys.argv[0] = "tune"
+kernel_registry.tune()
+"""
+
+
+@needs_bubblewrap
+@pytest.mark.thorough
+@pytest.mark.parametrize("keeps", [False, True])
+def test_ctrl_c_tells_whether_trials_are_kept(keeps: bool, tmp_path: Path, shapes: str) -> None:
+    where = ["--db", str(tmp_path / "sandboxed.db")] if keeps else []
+    command = ["--shapes", shapes, "--sandbox", "--device", "cpu", "--implementations", "torch.native", *where]
+    done = fresh.run("-c", INTERRUPTED_AT_THE_SEARCH, *command, limit_s=120)
+    assert done.returncode == 130, done.stderr
+    assert ("every finished trial is kept" in done.stdout) is keeps
+    assert ("no trial is kept, and the same command begins anew" in done.stdout) is not keeps
+    assert ("results are not kept" in done.stdout) is not keeps
+    assert (tmp_path / "sandboxed.db").exists() is keeps

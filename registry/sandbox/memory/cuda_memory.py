@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..errors import SandboxError
+from ...errors import SandboxError
 from .shared_memory import SharedMemory
 
 _PINNED, _ON_DEVICE, _FILE, _READ_WRITE = 1, 1, 1, 3

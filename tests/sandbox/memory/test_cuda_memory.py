@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from registry.sandbox.cuda_memory import _Access, _Location, _Properties
+from registry.sandbox.memory.cuda_memory import _Access, _Location, _Properties
 
 
 def test_structures_are_laid_out_as_the_driver_reads_them() -> None:

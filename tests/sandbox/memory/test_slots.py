@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from registry.problem import TensorSpec
-from registry.sandbox import shared_memory
-from registry.sandbox.slots import SlotLayout, Slots, described, filled
+from registry.sandbox.memory import shared_memory
+from registry.sandbox.memory.slots import SlotLayout, Slots, described, filled
 
 SPECS = (
     TensorSpec((3, 5), torch.float32, (8, 1)),
