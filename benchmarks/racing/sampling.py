@@ -10,12 +10,11 @@ each round of its search waits for memory that it has just written. In parts, a 
 buckets was followed by one program that joined 64 lists one after the other, a microsecond each, and searches again;
 it now takes some of each list at a time, which should leave 40 of the 77.
 
-What to expect of cuda.cluster, written before it was measured: a row is read once, to the shared memory of 8 or 16
-blocks, and a histogram of 512 bins over the 32 below the greatest logit leaves a short list; four or five meetings of
-the blocks at about 0.5 µs, steps of 0.3 to 1 µs between them. In µs, tuned, float32 with both filters, for 1, 16, 64
-and 256 rows of 32000: 8, 8, 10, 20; of 128256: 11, 13, 25, 75; of 151936: 12, 14, 28, 90. 64 rows of 128256 in
-bfloat16: 18. With top_p alone, where hundreds of logits or more are kept: 5 more for one row and 15 for 64. Without
-filters: 8 and 18. FlashInfer's, which rejects and draws again, takes 20 to 40 by what others report.
+cuda.cluster reads a row once, to the shared memory of up to 16 blocks, and a histogram of the logits below the greatest
+leaves a short list; four or five meetings of the blocks at about 0.5 µs, steps of 0.3 to 1 µs between them. Predicted
+for 1, 16, 64 and 256 rows of 128256 in float32 with both filters: 11, 13, 25 and 75 µs. Measured: 15, 19, 49 and 149
+(benchmarks/results/h200/ops/sampling.txt). FlashInfer's, which rejects and draws again, takes 20 to 40 by what others
+report.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ def implementation_of(  # noqa: PLR0913  (an option each)
     deterministic: bool = True,
     capturable: bool = True,
     preference: float = -1.0,
+    preloads: Iterable[str] = (),
 ) -> Implementation:
     """``fn`` as an implementation of ``op``, to register or to return from a hook.
 
@@ -52,6 +53,8 @@ def implementation_of(  # noqa: PLR0913  (an option each)
     into          ``fn`` takes the outputs first, writes into them and returns nothing
     unsupported   as ``Implementation.unsupported``
     preference    where nothing is tuned the highest runs first; torch's own op is 0
+    preloads      as ``Implementation.preloads``: what the library imports for seconds is imported once for all of the
+                  tuner's processes
 
     Raises InvalidDefinitionError for an ``fn`` that is neither callable nor such text.
     """
@@ -62,6 +65,7 @@ def implementation_of(  # noqa: PLR0913  (an option each)
     made = LibraryFunction(fn, library, unsupported, preference)
     made.op, made.name, made.any_size, made.returns_outputs = op, name, any_size, not into
     made.deterministic, made.capturable = deterministic, capturable
+    vars(made)["preloads"] = tuple(preloads)
     vars(made)["device_types"] = frozenset({device_types} if isinstance(device_types, str) else device_types)
     return made
 

@@ -34,7 +34,8 @@ from registry.tuner.processes.process import Parent
 
 def main(arguments):
     parent = Parent(int(arguments[0]), int(arguments[1]))
-    for entry in (*InductorImplementation.preloads, *TritonImplementation.preloads):
+    imported = ["registry_liger.preloading:import_transformers"]
+    for entry in (*InductorImplementation.preloads, *TritonImplementation.preloads, *imported):
         name, _, function = entry.partition(":")
         module = importlib.import_module(name)
         if function:
