@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -106,6 +106,21 @@ class Signature:
         made = (self.outputs, self.scratch, self.prepared)
         groups = [{name: spec.misaligned() for name, spec in group.items()} for group in made]
         return Signature(self.arguments.mapped(TensorSpec.misaligned), *groups)
+
+
+class LateSignature(Signature):
+    """A signature whose specs of outputs are made when they are read: few runs for another size need them."""
+
+    outputs = cached_property(lambda self: self.make_outputs())
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        make_outputs: Callable[[], Mapping[str, TensorSpec]],
+        scratch: Mapping[str, TensorSpec],
+        prepared: Mapping[str, TensorSpec],
+    ) -> None:
+        self.__dict__.update(arguments=arguments, make_outputs=make_outputs, scratch=scratch, prepared=prepared)
 
 
 class RunItem(NamedTuple):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import platformdirs
@@ -53,9 +56,23 @@ def write_whole(path: Path, content: bytes) -> None:
 
     A file that is replaced passes on its mode.
     """
+    with whole_file(path) as part:
+        part.write_bytes(content)
+
+
+@contextmanager
+def whole_file(path: Path, *, replace: bool = True) -> Iterator[Path]:
+    """A path beside ``path`` where the block makes a file, which becomes ``path`` when the block ends without a fault.
+
+    A file that is replaced passes on its mode. Without ``replace`` a file that is there stays as it is, also one that
+    came during the block: FileExistsError.
+    """
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        part.write_bytes(content)
+        yield part
+        if not replace:
+            _place_new(part, path)
+            return
         if path.exists():
             shutil.copymode(path, part)
         part.replace(path)
@@ -78,6 +95,17 @@ def compiler_caches() -> dict[str, str]:
 _ROOM_BYTES = 4 << 20
 _ELSEWHERE = "set KERNEL_REGISTRY_CACHE to a folder of your own"
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def _place_new(part: Path, path: Path) -> None:
+    try:
+        path.hardlink_to(part)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if path.exists() or path.is_symlink():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        part.replace(path)
 
 
 def _private(folder: Path) -> None:

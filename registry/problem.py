@@ -104,6 +104,15 @@ class Problem:
         if "misaligned" in dims:
             del own["misaligned"]
 
+    @classmethod
+    def of_call(cls, op: str, dims: dict[str, Value], traits: Traits) -> Problem:
+        """The problem with these dimensions, which must not change any more; made without ``__init__``, for speed."""
+        if "misaligned" in dims:
+            return cls(op, dims, traits)
+        made = object.__new__(cls)
+        made.__dict__.update(dims, op=op, dims=MappingProxyType(dims), traits=traits)
+        return made
+
     def watched(self, dims: Mapping[str, Value]) -> Problem:
         """This problem with ``dims`` that record which dimensions are read."""
         made = object.__new__(Problem)

@@ -13,7 +13,7 @@ import gc
 import itertools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,16 +63,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return SharingScheduling(config, log)
 
 
-def pytest_collection(session: pytest.Session) -> None:
-    """Processes of one run share the rewriting of assertions, and Triton's interpreter looks for its builtins once."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Processes of one run share the rewriting of assertions, and Triton's interpreter looks for its builtins once.
+
+    Meanwhile no garbage is collected, which took a second of each process: what is imported and collected stays.
+    """
     if worker := getattr(session.config, "workerinput", None):
         share = int(worker["workerid"].removeprefix("gw"))
         for asked in session.config.args:
             rewrite_a_share(session.config, Path(asked), share, worker["workercount"])
     if os.environ.get("TRITON_INTERPRET") == "1":
-        from .interpreting import remember_builtins
+        from .interpreting import remember_builtins, replace_once
 
         remember_builtins()
+        replace_once()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

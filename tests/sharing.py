@@ -17,9 +17,11 @@ TOGETHER = {
     ),
     "tuner": ("tests/tuner/",),
     "commands": ("tests/adversarial/", "tests/cli/", "tests/test_public.py"),
+    "databases": ("tests/fleet/", "tests/tuning_db/"),
 }
-"""What one process of a run takes as a whole, since the first test of it costs seconds more: an import of Inductor, or
-a template of workers. All other tests go by files, whose fixtures are then made once. Each is less than a third of all.
+"""What one process of a run takes as a whole, since the first test of it costs seconds more: an import of Inductor, a
+template of workers, or a server of PostgreSQL. All other tests go by files, whose fixtures are then made once. Each is
+less than a third of all.
 """
 LONG = (
     "tests/test_example_acme.py",

@@ -56,15 +56,15 @@ def installed(python: Path, *what: str | Path) -> None:
 
 IN_THE_ENVIRONMENT = """
 import runpy, site, sys
-_, python, folder, *words = sys.argv
+_, python, folder, module, *words = sys.argv
 before = list(sys.path)
 sys.path.clear()
 site.addsitedir(folder)
 sys.path.extend(before)
-sys.executable, sys.argv = python, ["registry", *words]
-runpy.run_module("registry.cli.main", run_name="__main__", alter_sys=True)
+sys.executable, sys.argv = python, [module, *words]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
-"""The command ``registry`` of an environment, in a process that has imported torch; children are the environment's."""
+"""``python -m module`` of an environment, in a process that has imported torch; children are the environment's."""
 
 
 @pytest.mark.thorough
@@ -114,17 +114,20 @@ def test_a_new_package_is_installed_checked_tuned_and_explained(python: Path, tm
         "KERNEL_REGISTRY_CACHE": str(tmp_path / "cache"),
     }
 
-    def told(*words: str | Path) -> str:
-        environment = {**os.environ, **variables}
-        done = fresh.run("-c", IN_THE_ENVIRONMENT, python, site_of(python), *words, env=environment, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+    def run(module: str, *words: str | Path, cwd: Path = tmp_path) -> str:
+        environment, code = {**os.environ, **variables}, ("-c", IN_THE_ENVIRONMENT)
+        done = fresh.run(*code, python, site_of(python), module, *words, env=environment, cwd=cwd)
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def told(*words: str | Path) -> str:
+        return run("registry.cli.main", *words)
 
     told("new", "op", "acme::thing")
     folder = tmp_path / "registry-acme"
     installed(python, "-e", folder)
 
-    ran(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=folder, **variables)
+    assert " passed" in run("pytest", "-q", "-p", "no:cacheprovider", cwd=folder)
 
     (folder / "tiny.yaml").write_text("acme::thing: [{rows: 16, cols: 100, dtype: float32}]\n")
     told("tune", "--shapes", folder / "tiny.yaml", "--device", "cpu", "--trials", "1")

@@ -11,6 +11,7 @@ from sqlalchemy import Select, func, select, text
 from sqlalchemy.orm import Session
 
 from . import reading, releases
+from .considered import Considered, considered_by
 from .database.engine import Opened
 from .identities import CandidateKey, Environment, ProblemKey, Protocol
 from .identity_rows import candidate_key
@@ -87,6 +88,11 @@ class Queries:
         """The finals of a decision, in the order of their measurement."""
         with self._opened.reading() as session:
             return reading.finals_of(session, decision_uid)
+
+    def considered(self, decision_uid: str) -> Considered | None:
+        """What a decision can have considered, see ``considered``; None where the decision is not in this database."""
+        with self._opened.reading() as session:
+            return considered_by(session, decision_uid)
 
     def trials(
         self,
@@ -185,6 +191,11 @@ class Queries:
         query = reading.select_runs().order_by(RunRow.started.desc(), RunRow.id).limit(limit)
         with self._opened.reading() as session:
             return list(reading.runs_of(session, query))
+
+    def run(self, uid: str) -> StoredRun | None:
+        """The tuning run with that uid; None where it is not in this database."""
+        with self._opened.reading() as session:
+            return next(iter(reading.runs_of(session, reading.select_runs().where(RunRow.id == uid))), None)
 
     def statistics(self) -> Statistics:
         """The number of rows per kind of record, and the size of the database."""

@@ -26,7 +26,6 @@ _OUTCOMES = {
 EXPLAINED: Mapping[str, str] = {
     "test_sdpa_can_dispatch_non_composite_models": "the configuration names the attention that runs, the registry's",
     "test_tied_weights_keys": "query, key and value, and gate and up, are parts of one tensor, called tied here",
-    "test_eager_matches_batched_and_grouped_inference": "the test asks for calls of transformers' own expert functions",
 }
 """By the name of a test of transformers: why it fails with ``apply``, and is meant to."""
 

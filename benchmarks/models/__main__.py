@@ -1,66 +1,62 @@
-"""A decoder of transformers with and without ``apply``: decode steps and prompts in every form a user runs.
+"""A decoder of transformers with and without ``apply``, and with other projects' layers: decode steps and prompts.
 
-    python -m benchmarks.models [--layers 32] [--batches 1 16] [--forms eager graph compile reduce-overhead prefill]
-                                [--ways plain apply int4] [--time-limit SECONDS]
+    python -m benchmarks.models [--model llama] [--layers 32] [--batches 1 16] [--time-limit SECONDS]
+                                [--forms eager graph compile reduce-overhead prefill]
+                                [--ways plain apply int4 fp8 torchao gemlite humming torchao-fp8]
                                 [--write benchmarks/results/h200/models]
 
-The model has Llama-3.1-8B's widths and random weights in bfloat16. A decode step is one token for each sequence over a
-StaticCache of 1024, of which 512 are filled; a prompt is 512 tokens into an empty one. ``plain`` is transformers with
-torch's attention, ``apply`` what ``registry.integrations.transformers.apply`` makes of it, ``int4`` and others the same
-with ``quantize``, ``int4+head`` with the output layer packed, too. Times are milliseconds of the host for a step among
-many, the median of rounds in which the ways take turns; ``x plain`` is the ratio to plain in the same form. A form that
-fails says why, and costs the others nothing.
+The model has Llama-3.1-8B's widths, or Mixtral-8x7B's, and random weights in bfloat16. A decode step is one token for
+each sequence over a StaticCache of 1024, of which 512 are filled; a prompt is 512 tokens into an empty one. Ways:
+
+plain     transformers with torch's attention
+apply     what ``registry.integrations.transformers.apply`` makes of it
+int4 ...  the same with ``quantize``: int8, int4, int2, int1, nf4, fp8, w8a8, w4a8
+torchao, gemlite, humming   plain with that project's layers of 4 bits, each by its own advice
+torchao-mslk                torchao's with the kernels of MSLK, where that is installed, too
+torchao-fp8                 plain with torchao's float8 layers, to compare with fp8
+
+``int4+head`` and so on have the output layer packed, too. Lists are separated by spaces or commas. Times are
+milliseconds of the host for a step among many, the median of rounds in which the ways take turns; ``x plain`` is the
+ratio to plain in the same form, ``off`` the distance of a decode step's logits from plain's, as a part of their
+length, which is the error of rounding the weights. Form ``max-autotune`` is torch.compile's, too. A way that fails or
+is not installed says why, and costs the others nothing. With ``--time-limit`` no way is made ready that would end after
+it, as far as the longest before tells. The last lines are a table of all.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import inspect
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
 
 from registry import Device
-from registry.integrations.transformers import apply
 
-from .timing import Step, add_options, milliseconds, ratio
+from .. import arguments as types
+from .decoding import FORMS, UNCOMPILED, Decoding, prefill
+from .peers import versions
+from .table import plain_table
+from .timing import Deadline, Step, add_options, milliseconds, ratio
+from .ways import MODELS, is_way, model_of, settings_of, told, why_not
 
-FORMS = ("eager", "graph", "compile", "reduce-overhead", "prefill")
 WAYS = ("plain", "apply", "int4", "int4+head")
-CONTEXT, FILLED = 1024, 512
 STEPS = 20
-
-LLAMA = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-}
-SMALL = {
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-}
 
 
 @dataclass(frozen=True)
 class Row:
-    """Milliseconds of a step of one way in one form, None where it failed, with the reason in ``fault``."""
+    """Milliseconds of a step of one way in one form, None where it failed, with the reason in ``fault``.
+
+    ``off`` is the distance of a decode step's logits from plain's over the length of plain's, None without plain.
+    """
 
     form: str
     batch: int
@@ -68,167 +64,130 @@ class Row:
     ms: float | None
     ratio: float | None = None
     fault: str = ""
+    off: float | None = None
 
 
-def model_of(way: str, sizes: dict[str, Any], layers: int, device: torch.device) -> Any:
-    """The model of a way; equal weights for all."""
-    config = transformers.LlamaConfig(**sizes, num_hidden_layers=layers)
-    torch.manual_seed(0)
-    with device:
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, attn_implementation="sdpa"
-        ).eval()
-    if way != "plain":
-        name, _, head = way.partition("+")
-        report = apply(model, quantize=None if name == "apply" else name, lm_head=head == "head")  # type: ignore[arg-type]
-        print(f"{way}:\n{report}", flush=True)
-    return model
+class Ready(NamedTuple):
+    """A way's step in a form, what rewinds its cache, and a decode step's logits."""
+
+    step: Step
+    rewind: Step
+    logits: torch.Tensor | None
+
+    @classmethod
+    def of(cls, form: str, batch: int, way: str, model: Any) -> Ready:
+        """The step, compiled or captured."""
+        if form == "prefill":
+            return cls(prefill(model, batch), lambda: None, None)
+        decoding = Decoding(model, batch, settings_of(way))
+        return cls(decoding.in_form(form), decoding.rewind, decoding.logits)
 
 
-def cache_name(model: Any) -> str:
-    """The name of the argument that is the cache; it differs from version to version."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-
-
-class Decoding:
-    """One model's decode steps: each call is the token after the first ``FILLED`` ones."""
-
-    def __init__(self, model: Any, batch: int) -> None:
-        self.model = model
-        device = model.lm_head.weight.device if hasattr(model.lm_head, "weight") else model.device
-        self.cache = transformers.StaticCache(config=model.config, max_cache_len=CONTEXT)
-        tokens = torch.randint(3, model.config.vocab_size, (batch, FILLED), device=device)
-        self.token = tokens[:, :1].clone()
-        with torch.no_grad():
-            model(tokens, **{cache_name(model): self.cache}, logits_to_keep=1)
-
-    def rewind(self) -> None:
-        """Forget the tokens after the first ``FILLED``, whose slots are written again."""
-        for layer in self.cache.layers:
-            length = getattr(layer, "cumulative_length", None)
-            if isinstance(length, torch.Tensor):
-                length.fill_(FILLED)
-            elif length is not None:
-                layer.cumulative_length = FILLED
-            if hasattr(layer, "cumulative_length_int"):
-                layer.cumulative_length_int = FILLED
-
-    def step(self, forward: Callable[..., Any]) -> Step:
-        """A step by ``forward``."""
-        token, given = self.token, {cache_name(self.model): self.cache}
-        return lambda: forward(token, **given).logits
-
-    def in_form(self, form: str) -> Step:
-        """The step in a form; compiled, captured and run some times."""
-        if form == "eager":
-            step = self.step(self.model)
-        elif form == "graph":
-            step = self._captured(self.step(self.model))
-        else:
-            mode = None if form == "compile" else form
-            step = self.step(torch.compile(self.model, mode=mode, fullgraph=True, dynamic=False))
-        for _ in range(4):
-            self.rewind()
-            step()
-        return step
-
-    def _captured(self, step: Step) -> Step:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                step()
-        torch.cuda.current_stream().wait_stream(side)
-        self.rewind()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        return graph.replay
-
-
-def prefill(model: Any, batch: int) -> Step:
-    """A prompt of ``FILLED`` tokens into an empty cache, with the last token's logits."""
-    tokens = torch.randint(3, model.config.vocab_size, (batch, FILLED), device=model.device)
-
-    def step() -> Any:
-        given = {cache_name(model): transformers.DynamicCache(config=model.config)}
-        return model(tokens, **given, logits_to_keep=1).logits
-
-    for _ in range(2):
-        step()
-    return step
-
-
-def rows_of(form: str, batch: int, models: dict[str, Any], count: int) -> list[Row]:
+def rows_of(form: str, batch: int, models: dict[str, Any], count: int, deadline: Deadline) -> list[Row]:
     """The rows of one form at one batch."""
-    steps: dict[str, Step] = {}
-    rewinds: dict[str, Step] = {}
+    steps: dict[str, Ready] = {}
     failed: list[Row] = []
+    kind = form if form in UNCOMPILED else "compiled"
     for way, model in models.items():
         began = time.perf_counter()
+        if deadline.is_near(kind):
+            failed.append(Row(form, batch, way, None, fault="left out: it would have ended after the time limit"))
+            continue
         try:
-            if form == "prefill":
-                steps[way], rewinds[way] = prefill(model, batch), lambda: None
-            else:
-                decoding = Decoding(model, batch)
-                steps[way], rewinds[way] = decoding.in_form(form), decoding.rewind
+            steps[way] = Ready.of(form, batch, way, model)
         except Exception as fault:  # one way's fault is its row
-            failed.append(Row(form, batch, way, None, fault=f"{type(fault).__name__}: {fault}"[:300]))
-            steps.pop(way, None)
+            failed.append(Row(form, batch, way, None, fault=told(fault)))
+        deadline.took(kind, time.perf_counter() - began)
         print(f"  {form} batch {batch} {way}: ready in {time.perf_counter() - began:.1f} s", flush=True)
-    times = milliseconds(steps, rewinds, count)
-    median = {way: statistics.median(each) for way, each in times.items()}
+    try:
+        times = milliseconds(
+            {way: one.step for way, one in steps.items()}, {way: one.rewind for way, one in steps.items()}, count
+        )
+    except Exception as fault:  # rows of other forms are not lost
+        return [*(Row(form, batch, way, None, fault=told(fault)) for way in steps), *failed]
     plain = times.get("plain")
-    ratios = {way: ratio(each, plain) for way, each in times.items()}
-    return [*(Row(form, batch, way, median[way], ratios[way]) for way in times), *failed]
+    rows = [
+        Row(form, batch, way, statistics.median(each), ratio(each, plain), off=_off(steps, way))
+        for way, each in times.items()
+    ]
+    return [*rows, *failed]
+
+
+def _off(steps: Mapping[str, Ready], way: str) -> float | None:
+    plain, own = (steps[name].logits if name in steps else None for name in ("plain", way))
+    return None if plain is None or own is None else float((own - plain).norm() / plain.norm())
 
 
 def shown(row: Row) -> str:
     """A row as text."""
-    told = row.fault if row.ms is None else f"{row.ms:9.3f} ms"
+    found = row.fault if row.ms is None else f"{row.ms:9.3f} ms"
     ratio = "" if row.ratio is None else f"  x plain {row.ratio:5.3f}"
-    return f"{row.form:16} batch {row.batch:3} {row.way:8} {told}{ratio}"
+    off = "" if row.off is None else f"  off {row.off:.4f}"
+    return f"{row.form:16} batch {row.batch:3} {row.way:11} {found}{ratio}{off}"
+
+
+def built(options: argparse.Namespace, device: torch.device) -> tuple[dict[str, Any], list[Row]]:
+    """The models by way, and rows for each that could not be made."""
+    models: dict[str, Any] = {}
+    failed: list[Row] = []
+    for way in options.ways:
+        try:
+            models[way] = model_of(way, options.model, options.layers, device, small=options.smoke)
+        except Exception as fault:  # a way that is not installed is a row that says so
+            reason = why_not(way, fault)
+            print(f"{way}: not measured: {reason}", flush=True)
+            failed += [
+                Row(form, batch, way, None, fault=reason) for batch in options.batches for form in options.forms
+            ]  # fmt: skip
+        gc.collect()
+    return models, failed
 
 
 def measure(options: argparse.Namespace, device: torch.device) -> list[Row]:
-    """All rows, printed as they come; forms that begin after the time limit are left out."""
-    began, sizes = time.perf_counter(), SMALL if options.smoke else LLAMA
+    """All rows, printed as they come; what would end after the time limit is left out."""
+    deadline = Deadline(options.time_limit)
     with torch.no_grad():
-        models = {way: model_of(way, sizes, options.layers, device) for way in options.ways}
+        models, failed = built(options, device)
         rows: list[Row] = []
         for batch in options.batches:
             for form in options.forms:
-                if options.time_limit and time.perf_counter() - began > options.time_limit:
-                    print(f"left out: {form} batch {batch}", flush=True)
-                    continue
-                found = rows_of(form, batch, models, options.steps)
+                found = rows_of(form, batch, models, options.steps, deadline)
                 print("\n".join(map(shown, found)), flush=True)
                 rows += found
                 torch._dynamo.reset()
                 gc.collect()
-    return rows
+    return [*rows, *failed]
 
 
 def write(folder: Path, rows: Sequence[Row], options: argparse.Namespace, device: Device) -> None:
     """Write ``models.json`` and ``models.txt`` into the folder."""
     environment = {
-        "device": str(device), **device.software(), "transformers": transformers.__version__, "layers": options.layers
+        "device": str(device), **device.software(), "transformers": transformers.__version__, **versions(options.ways),
+        "model": options.model, "layers": options.layers,
     }  # fmt: skip
     record = {"environment": environment, "rows": [asdict(row) for row in rows]}
     (folder / "models.json").write_text(json.dumps(record, indent=1) + "\n")
-    lines = [f"{name:12} {value}" for name, value in environment.items()]
+    lines = [f"{name:15} {value}" for name, value in environment.items()]
     (folder / "models.txt").write_text("\n".join([*lines, "", *map(shown, rows)]) + "\n")
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line's options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=tuple(MODELS), default="llama")
     parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=FORMS)
-    parser.add_argument("--ways", nargs="+", default=list(WAYS))
+    parser.add_argument("--batches", type=types.positive, action=types.Listed, default=[1, 16], metavar="N")
+    forms = [form for form in FORMS if form != "max-autotune"]
+    parser.add_argument("--forms", type=types.one_of(FORMS), action=types.Listed, default=forms, metavar="FORM")
+    parser.add_argument("--ways", type=_way, action=types.Listed, default=list(WAYS), metavar="WAY")
     add_options(parser, "models", STEPS)
     return parser.parse_args(arguments)
+
+
+def _way(text: str) -> str:
+    if not is_way(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no way; --help lists them")
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Row]:
@@ -238,6 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     rows = measure(options, device.torch)
     if options.write:
         write(options.write, rows, options, device)
+    print("\n" + plain_table([asdict(row) for row in rows]), flush=True)
     return rows
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,57 @@ BEGIN, END = "<!-- models:begin -->", "<!-- models:end -->"
 SHOWN = {
     "reduce-overhead": "token, `torch.compile`, reduce-overhead",
     "graph": "token, CUDA graph of eager",
+    "max-autotune": "token, `torch.compile`, max-autotune",
     "compile": "token, `torch.compile`",
     "eager": "token, eager",
     "prefill": "prompt, eager",
 }
-WAYS = {"plain": "transformers", "apply": "`apply`", "int4": "int4", "int4+head": "int4, output layer too"}
+WAYS = {
+    "plain": "transformers",
+    "apply": "`apply`",
+    "int4": "int4",
+    "torchao": "torchao's int4",
+    "torchao-mslk": "torchao's int4 by MSLK",
+    "gemlite": "GemLite's int4",
+    "humming": "Humming's int4",
+    "int4+head": "int4, output layer too",
+    "fp8": "fp8",
+    "torchao-fp8": "torchao's fp8",
+}
+"""Columns, in their order, of the ways that were measured; other ways have their names, behind them."""
 
 Row = Mapping[str, Any]
 
 
 def table(rows: Sequence[Row]) -> str:
     """Markdown: a line for each form and batch, and of each way its milliseconds and how many times as fast it is."""
-    found = {(row["form"], row["batch"], row["way"]): row for row in rows if row["ms"] is not None}
-    lines = [f"| what | sequences | {' | '.join(WAYS.values())} |", f"|{' --- |' * (2 + len(WAYS))}"]
-    for form, told in SHOWN.items():
-        for batch in sorted({row["batch"] for row in rows if row["form"] == form}):
-            cells = [_cell(found.get((form, batch, way))) for way in WAYS]
-            lines.append(f"| {told} | {batch} | {' | '.join(cells)} |")
+    given = [row["way"] for row in rows]
+    titles = {way: title for way, title in WAYS.items() if way in given}
+    titles |= {way: way for way in given if way not in WAYS}
+    lines = [f"| what | sequences | {' | '.join(titles.values())} |", f"|{' --- |' * (2 + len(titles))}"]
+    for told, batch, cells in _cells(rows, list(titles), SHOWN):
+        lines.append(f"| {told} | {batch} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def plain_table(rows: Sequence[Row]) -> str:
+    """The table as text for a terminal, by the names of forms and ways, and a line for each fault."""
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    forms = {row["form"]: row["form"] for row in rows}
+    lines = [("form", "batch", *ways)]
+    lines += [(told, str(batch), *cells) for told, batch, cells in _cells(rows, ways, forms)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    faults = dict.fromkeys(f"{row['way']}: {row['fault']}" for row in rows if row["ms"] is None)
+    return "\n".join(["milliseconds a step (times as fast as plain)", *text, *faults])
+
+
+def _cells(rows: Sequence[Row], ways: Sequence[str], forms: Mapping[str, str]) -> Iterator[tuple[str, int, list[str]]]:
+    """Form, batch, and a cell for each way."""
+    found = {(row["form"], row["batch"], row["way"]): row for row in rows if row["ms"] is not None}
+    for form, told in forms.items():
+        for batch in sorted({row["batch"] for row in rows if row["form"] == form}):
+            yield told, batch, [_cell(found.get((form, batch, way))) for way in ways]
 
 
 def _cell(row: Row | None) -> str:

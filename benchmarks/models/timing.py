@@ -49,9 +49,26 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
+class Deadline:
+    """Seconds that a benchmark may take from now on; None is no limit. Pieces of one kind take about as long."""
+
+    def __init__(self, limit: float | None) -> None:
+        self._limit, self._began = limit, time.perf_counter()
+        self._longest: dict[str, float] = {}
+
+    def took(self, kind: str, seconds: float) -> None:
+        """Note how long a piece of work took."""
+        self._longest[kind] = max(self._longest.get(kind, 0.0), seconds)
+
+    def is_near(self, kind: str) -> bool:
+        """True if a piece of work that takes as long as the longest of its kind would end after the limit."""
+        ends = time.perf_counter() - self._began + self._longest.get(kind, 0.0)
+        return self._limit is not None and ends > self._limit
+
+
 def add_options(parser: argparse.ArgumentParser, results: str, steps: int) -> None:
     """Add the options that benchmarks of steps share; ``results`` names the files that ``--write`` writes."""
     parser.add_argument("--steps", type=int, default=steps, help="steps in a round")
-    parser.add_argument("--time-limit", type=float, help="seconds after which no further form begins")
+    parser.add_argument("--time-limit", type=float, help="seconds after which nothing further begins")
     parser.add_argument("--smoke", action="store_true", help="a small model, to see that it runs")
     parser.add_argument("--write", type=output_folder, help=f"write {results}.json and {results}.txt there")

@@ -36,7 +36,7 @@ from registry.backends.inductor.sizes import fresh
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.torch_side import operators
-from registry.tuner.storing import problem_key
+from registry.tuner.stored_winners import problem_key
 from tuning_db import CandidateKey, Decision, Environment, Protocol, Store
 
 from ..arguments import output_file

@@ -40,22 +40,29 @@ def humming(problem: Problem, _values: tuple[Any, ...]) -> Call:
 
     Activations in 8 bits are given to it rounded, with their scales, as to the op.
     """
-    layer_of = importlib.import_module("humming.layer").HummingLayer
     configs = configs_of(problem)
+    importlib.import_module("humming.layer")
 
     def made(given: Mapping[str, Any]) -> Any:
-        weight = weight_of(problem, given)
-        with weight.device:
-            layer = layer_of(shape_n=problem.n, shape_k=problem.k, torch_dtype=weight.dtype, **configs)
-        layer.load_from_unquantized(weight.dequantize())
-        layer.transform()
-        return layer
+        return humming_layer(weight_of(problem, given).dequantize(), configs)
 
     def run(layer: Any, given: Mapping[str, Any]) -> Any:
         scale = given.get("scale_a")
         return layer(given["a"]) if scale is None else layer(given["a"], input_scale=scale.view(-1))
 
     return _by_weight(problem, "qweight", made, run)
+
+
+def humming_layer(weight: torch.Tensor, configs: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Humming's layer of a dense weight ``[N, K]`` that it rounds, for activations ``[rows, K]`` in its dtype."""
+    layer_of = importlib.import_module("humming.layer").HummingLayer
+    n, k = weight.shape
+    given = {name: dict(config) for name, config in configs.items()}  # the layer writes into them
+    with weight.device:
+        layer = layer_of(shape_n=n, shape_k=k, torch_dtype=weight.dtype, **given)
+    layer.load_from_unquantized(weight)
+    layer.transform()
+    return layer
 
 
 def configs_of(problem: Problem) -> dict[str, dict[str, Any]]:

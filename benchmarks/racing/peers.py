@@ -19,6 +19,7 @@ from registry.packed import LAYOUT
 
 from . import attention, liger, mla_decode, packed, quack, sampling
 from .device_timing import Call, Maker
+from .gemlite import gemlite_layer
 
 
 def calls(problem: Problem, values: tuple[Any, ...]) -> Iterator[tuple[str, Call | str]]:
@@ -80,27 +81,9 @@ def _gems_norm(*_: object) -> Call:
 
 def _gemlite(problem: Problem, values: tuple[Any, ...]) -> Call:
     """GemLite's layer over the same quantised weight; its own autotuning happens at the first call."""
-    core = importlib.import_module("gemlite.core")
-    a, qweight, scales, zeros, bits, group_size, k, _ = values
-    dtype = core.TORCH_TO_DTYPE[a.dtype]
-    layer = core.GemLiteLinearTriton(
-        W_nbits=bits,
-        group_size=group_size,
-        in_features=k,
-        out_features=problem.n,
-        input_dtype=dtype,
-        output_dtype=dtype,
-    )
-    weight = PackedWeight(qweight, scales, zeros, bits, group_size, (problem.n, k), LAYOUT)
-    layer.pack(_integers(weight), scales.t().contiguous(), zeros.t().to(a.dtype).contiguous())
+    _, qweight, scales, zeros, bits, group_size, k, _ = values
+    layer = gemlite_layer(PackedWeight(qweight, scales, zeros, bits, group_size, (problem.n, k), LAYOUT))
     return lambda a, *_: layer.forward(a)
-
-
-def _integers(weight: PackedWeight) -> torch.Tensor:
-    """``[N, K]`` uint8, one element a number."""
-    words = weight.qweight
-    nibbles = torch.stack([(words >> (4 * place)) & 15 for place in range(8)], dim=1)
-    return nibbles.reshape(-1, words.shape[1]).t().contiguous().to(torch.uint8)
 
 
 _PEERS: Mapping[str, Mapping[str, Maker]] = {

@@ -1,4 +1,4 @@
-"""CUDA C++ kernels in the box, compiled by NVRTC: square, gelu, softmax, rms_norm, products; square also by nvcc."""
+"""CUDA C++ kernels in the box, compiled by NVRTC: elementwise (also by nvcc), rows of numbers, sampling, products."""
 
 from __future__ import annotations
 
@@ -58,3 +58,10 @@ def scaled_mm_implementations() -> list[Implementation]:
     from .scaled_mm import WgmmaScaledMm
 
     return [WgmmaScaledMm()]
+
+
+@registry.implements("top_k_top_p_sampling")
+def top_k_top_p_sampling_implementations() -> list[Implementation]:
+    from .sampling.top_k_top_p import ClusterTopKTopPSampling
+
+    return [ClusterTopKTopPSampling()]

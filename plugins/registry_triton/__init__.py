@@ -145,8 +145,10 @@ def fused_moe_implementations() -> Sequence[registry.Implementation]:
 @registry.implements("grouped_gemm_int4")
 def grouped_gemm_int4_implementations() -> Sequence[registry.Implementation]:
     from .grouped.int4 import TiledGroupedInt4
+    from .grouped.int4_dequantized import DequantizedExperts
+    from .grouped.int4_grouped_mm import GroupedMmExperts
 
-    return [TiledGroupedInt4()]
+    return [TiledGroupedInt4(), DequantizedExperts(), GroupedMmExperts()]
 
 
 @registry.implements("grouped_gemm_backward")

@@ -55,6 +55,15 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+@lru_cache(maxsize=4096)
+def strides_before(further: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a row-major tensor with a first dimension, which is mostly the one that grows, and ``further``.
+
+    A dimension without elements counts as one with one.
+    """
+    return (*accumulate((max(size, 1) for size in reversed(further)), mul, initial=1),)[::-1]
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """A tensor without its data. ``strides`` are in elements, ``alignment`` in bytes (at most 16)."""
@@ -75,8 +84,7 @@ class TensorSpec:
     @classmethod
     def contiguous(cls, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = _CPU) -> TensorSpec:
         """A row-major, aligned tensor of that shape."""
-        sizes = [max(size, 1) for size in shape] if 0 in shape else shape
-        strides = (*accumulate(reversed(sizes[1:]), mul, initial=1),)[::-1] if shape else ()
+        strides = strides_before(tuple(shape[1:])) if shape else ()
         spec: TensorSpec = object.__new__(cls)
         spec.__dict__.update(shape=tuple(shape), dtype=dtype, strides=strides, device=device, alignment=FULL_ALIGNMENT)
         return spec

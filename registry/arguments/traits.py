@@ -128,8 +128,10 @@ class FamilyTraits(Traits):
         self, source: Arguments, told: Mapping[str, Value] | None = None, aligned: FamilyTraits | None = None
     ) -> None:
         # without the base's __init__, for speed: a new size of a call makes these
-        self._source, self._told = source, dict(told) if told else {}
-        self.taken, self.looked, self._aligned = 0, 0, aligned
+        self._source = source
+        self._told = dict(told) if told else _NOTHING_TOLD
+        self.taken = self.looked = 0
+        self._aligned = aligned
 
     @property
     def arguments(self) -> Arguments | None:
@@ -194,6 +196,8 @@ class OrdinaryTraits(FamilyTraits):
         there = bool(self._of(name))
         return not there or self[trait]
 
+
+_NOTHING_TOLD: dict[str, Value] = {}
 
 _AGGREGATES: Mapping[str, Callable[[TensorSpec], bool]] = {
     "contiguous": lambda spec: spec.is_contiguous,

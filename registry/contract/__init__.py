@@ -1,7 +1,7 @@
 """The contract of an op: its semantics, the problem that a call poses, and the tolerance of a result."""
 
 from .canonical import CanonicalCall, canonical_call
-from .fake import RowMajor
+from .fake import RowMajor, Rule
 from .gradient import Backward
 from .op import COUNT, Op, Outputs, as_tuple
 from .packed_call import Packed
@@ -18,6 +18,7 @@ __all__ = [
     "Outputs",
     "Packed",
     "RowMajor",
+    "Rule",
     "Tolerance",
     "as_tuple",
     "canonical_call",

@@ -33,7 +33,7 @@ from ..problem import (
     torch_dtype,
 )
 from .canonical import OtherForms
-from .fake import RowMajor
+from .fake import RowMajor, Rule
 from .gradient import Backward
 from .packed_call import Packed
 from .tolerance import Comparator, Floor, Tolerance
@@ -257,6 +257,14 @@ class Op:
         """Cached results of ``output_specs``: calling ``fake`` takes longer than binding a plan."""
         return {}
 
+    def size_rule(self, *, row_major: bool) -> Rule | None:
+        """The rule of row-major outputs for calls whose tensors are all ``row_major`` or not; None if it does not hold.
+
+        It takes a call's arguments in order, specs instead of tensors.
+        """
+        fake = self.fake
+        return fake.rule if isinstance(fake, RowMajor) and (fake.otherwise is None or row_major) else None
+
     def new_output_specs(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
         """``output_specs`` without the cache, for arguments that are probably new and do not return."""
         names = self.parsed.outputs
@@ -311,15 +319,25 @@ class Op:
 
         ``told`` is the result of ``Op.told`` for any call of the family.
         """
-        dims = self._dims_of(arguments)
-        if self.distributions:
-            dims = {**dims, **{name: texts[0] for name, texts in self.distributions.items()}}
-        if self.choices:
-            self._check_choices(dims)
-        view = self.view
-        if view is None or view(arguments) is arguments:
-            return Problem(self.name, dims, traits(arguments, told))
-        return Problem(self.name, dims, self._traits(arguments, told))
+        return self.posing_in_family(traits, told)(arguments)
+
+    def posing_in_family(
+        self, traits: type[FamilyTraits], told: Mapping[str, Value] | None
+    ) -> Callable[[Arguments], Problem]:
+        """``pose_in_family`` as a function of the arguments, without look-ups that are the same for each call."""
+        op, problem, view, distributions = self.name, self.problem, self.view, self.distributions
+        usual = {name: texts[0] for name, texts in distributions.items()}
+        check_choices = self._check_choices if self.choices else None
+
+        def pose(arguments: Arguments) -> Problem:
+            posed = problem(arguments)
+            dims = {**(posed.dims if isinstance(posed, Problem) else posed), **usual}
+            if check_choices is not None:
+                check_choices(dims)
+            whole = view is None or view(arguments) is arguments
+            return Problem.of_call(op, dims, traits(arguments, told) if whole else self._traits(arguments, told))
+
+        return pose
 
     def told(self, arguments: Arguments) -> Mapping[str, Value] | None:
         """What the traits of a call are told: that dtypes differ which are one dtype in the op's own inputs."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
 
 import torch
 
 from ..contract import RowMajor
-from ..errors import InvalidArgumentError, OutOfRangeError
+from ..errors import ArgumentTypeError, InvalidArgumentError, OutOfRangeError
 from ..problem import Arguments, Problem, TensorSpec, Value, check_choice, check_positive, dtype_name
 from ..tracing import refuse
 
@@ -36,6 +37,27 @@ def float_tensor(arguments: Arguments, name: str, dtypes: tuple[torch.dtype, ...
             hint=f"convert it, e.g. {name}.to(torch.{names[0]})",
         )
     return spec
+
+
+def arguments_by_name(
+    op: str, required: tuple[str, ...], optional: tuple[str, ...], args: tuple[Any, ...], attributes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a user's call by name. Raises ArgumentTypeError for missing, repeated and unknown ones."""
+    names = (*required, *optional)
+    given = dict(zip(names, args, strict=False))
+    if repeated := given.keys() & attributes.keys():
+        refuse(f"{op}: {', '.join(sorted(repeated))} was given twice", kind=ArgumentTypeError)
+    given |= attributes
+    if not {*required} <= given.keys() <= {*names}:
+        got, more = ", ".join(given) or "no arguments", f", and perhaps {', '.join(optional)}" if optional else ""
+        hint = f"expected {', '.join(required[:-1])} and {required[-1]}{more}"
+        refuse(f"{op}: got {got}", hint=hint, kind=ArgumentTypeError)
+    return given
+
+
+def refuse_type(op: str, name: str, value: object, expected: str, hint: str) -> NoReturn:
+    """Raise ArgumentTypeError for an argument of another type: ``w is a Tensor, expected a PackedWeight``."""
+    refuse(f"{op}: {name} is a {type(value).__name__}, expected {expected}", hint=hint, kind=ArgumentTypeError)
 
 
 def same_dtype(op: str, one: tuple[str, TensorSpec], other: tuple[str, TensorSpec]) -> None:

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 
 from ..contract import Backward, Floor, Op, Packed, RowMajor, Tolerance
-from ..errors import ArgumentTypeError, InvalidArgumentError
+from ..errors import InvalidArgumentError
 from ..problem import Arguments, Problem, TensorSpec, Value, dtype_name
 from ..sparse import CODES, Sparse24Weight, check_parts, dense, meta_words, pack_codes
-from ..tracing import refuse
 from . import fills
-from .checks import FLOATS, float_dtype, float_tensor, positive, same_dtype, shape_text
+from .checks import FLOATS, arguments_by_name, float_dtype, float_tensor, positive, refuse_type, same_dtype, shape_text
 from .linear import KINDS, sum_scale
 from .rounding import underflow, units
 
@@ -68,20 +67,10 @@ def _flatten(*args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[st
     """A call ``(x, w, bias=None)`` as the schema's arguments; a call with the schema's arguments is unchanged."""
     if len(args) > 3 or "values" in attributes:
         return args, attributes
-    given = dict(zip(("x", "w", "bias"), args, strict=False))
-    if repeated := given.keys() & attributes.keys():
-        refuse(f"{_NAME}: {', '.join(sorted(repeated))} was given twice", kind=ArgumentTypeError)
-    given |= attributes
-    if not {"x", "w"} <= given.keys() <= {"x", "w", "bias"}:
-        got = ", ".join(given) or "no arguments"
-        refuse(f"{_NAME}: got {got}", hint="expected x and w, and perhaps bias", kind=ArgumentTypeError)
+    given = arguments_by_name(_NAME, ("x", "w"), ("bias",), args, attributes)
     w = given["w"]
     if not isinstance(w, Sparse24Weight):
-        refuse(
-            f"{_NAME}: w is a {type(w).__name__}, expected a Sparse24Weight",
-            hint="w = registry.sparsify24(weight)",
-            kind=ArgumentTypeError,
-        )
+        refuse_type(_NAME, "w", w, "a Sparse24Weight", "w = registry.sparsify24(weight)")
     return (given["x"], w.values, w.meta, w.shape[1], given.get("bias")), {}
 
 

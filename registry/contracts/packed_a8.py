@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from ..contract import Floor, Op, Packed, RowMajor, Tolerance
-from ..errors import ArgumentTypeError, InvalidArgumentError
+from ..errors import InvalidArgumentError
 from ..packed import PackedWeight
 from ..problem import Arguments, Problem, TensorSpec, Value, dtype_name
-from ..tracing import refuse
-from .checks import shape_text
+from .checks import arguments_by_name, refuse_type, shape_text
 from .packed_gemm import (
     PARTS,
     WEIGHT,
@@ -89,20 +88,10 @@ def _flatten(form: Format, name: str, *args: Any, **attributes: Any) -> tuple[tu
     """A call ``(a, scale_a, w, bias=None)`` as the schema's arguments; a call with these is unchanged."""
     if len(args) > 4 or "qweight" in attributes:
         return args, attributes
-    given = dict(zip(("a", "scale_a", "w", "bias"), args, strict=False))
-    if repeated := given.keys() & attributes.keys():
-        refuse(f"{name}: {', '.join(sorted(repeated))} was given twice", kind=ArgumentTypeError)
-    given |= attributes
-    if not {"a", "scale_a", "w"} <= given.keys() <= {"a", "scale_a", "w", "bias"}:
-        got = ", ".join(given) or "no arguments"
-        refuse(f"{name}: got {got}", hint="expected a, scale_a and w, and perhaps bias", kind=ArgumentTypeError)
+    given = arguments_by_name(name, ("a", "scale_a", "w"), ("bias",), args, attributes)
     w = given["w"]
     if not isinstance(w, PackedWeight):
-        refuse(
-            f"{name}: w is a {type(w).__name__}, expected a PackedWeight",
-            hint=f"w = registry.quantize(weight, {form.text})",
-            kind=ArgumentTypeError,
-        )
+        refuse_type(name, "w", w, "a PackedWeight", f"w = registry.quantize(weight, {form.text})")
     parts = (w.qweight, w.scales, w.zeros, w.g_idx, w.bits, w.group_size, w.shape[1], w.layout)
     return (given["a"], given["scale_a"], *parts, given.get("bias")), {}
 

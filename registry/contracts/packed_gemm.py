@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..contract import Backward, Floor, Op, Packed, RowMajor, Tolerance
-from ..errors import ArgumentTypeError, InvalidArgumentError
+from ..errors import InvalidArgumentError
 from ..packed import (
     ACT_ORDER,
     CODEBOOKS,
@@ -29,8 +29,7 @@ from ..packed import (
     zero_kind,
 )
 from ..problem import Arguments, Problem, TensorSpec, Value, dtype_name
-from ..tracing import refuse
-from .checks import FLOATS, float_dtype, float_tensor, positive, same_dtype, shape_text
+from .checks import FLOATS, arguments_by_name, float_dtype, float_tensor, positive, refuse_type, same_dtype, shape_text
 from .packed_gemm_inputs import KINDS, Format, packed_inputs
 from .rounding import fp32_weight, underflow, units
 
@@ -159,20 +158,10 @@ def _flatten(form: Format, name: str, *args: Any, **attributes: Any) -> tuple[tu
     """A call ``(a, w, bias=None)`` as the schema's arguments; a call with the schema's arguments is unchanged."""
     if len(args) > 3 or "qweight" in attributes:
         return args, attributes
-    given = dict(zip(("a", "w", "bias"), args, strict=False))
-    if repeated := given.keys() & attributes.keys():
-        refuse(f"{name}: {', '.join(sorted(repeated))} was given twice", kind=ArgumentTypeError)
-    given |= attributes
-    if not {"a", "w"} <= given.keys() <= {"a", "w", "bias"}:
-        got = ", ".join(given) or "no arguments"
-        refuse(f"{name}: got {got}", hint="expected a and w, and perhaps bias", kind=ArgumentTypeError)
+    given = arguments_by_name(name, ("a", "w"), ("bias",), args, attributes)
     w = given["w"]
     if not isinstance(w, PackedWeight):
-        refuse(
-            f"{name}: w is a {type(w).__name__}, expected a PackedWeight",
-            hint=f"w = registry.quantize(weight, {form.text})",
-            kind=ArgumentTypeError,
-        )
+        refuse_type(name, "w", w, "a PackedWeight", f"w = registry.quantize(weight, {form.text})")
     parts = (w.qweight, w.scales, w.zeros, w.g_idx, w.bits, w.group_size, w.shape[1], w.layout)
     return (given["a"], *parts, given.get("bias")), {}
 

@@ -87,26 +87,45 @@ class Poison:
 
 @dataclass(frozen=True)
 class Surrounded:
-    """``tensor`` is a view into ``base``, whose other elements are poisoned."""
+    """``tensor`` is a view into ``base``, whose other elements are poisoned.
+
+    Of a large tensor without gaps only the margins are remembered and compared: masks would take as much as it again.
+    """
 
     tensor: torch.Tensor
     base: torch.Tensor
-    inside: torch.Tensor
-    """A mask of the elements of ``base`` that are the tensor's."""
+    inside: torch.Tensor | None
+    """A mask of the elements of ``base`` that are the tensor's; None for a large tensor without gaps."""
     pristine: torch.Tensor
-    """The bits of the fully poisoned ``base``; those of the tensor are NaN or a large integer."""
+    """The bits of the fully poisoned ``base``; those of the tensor are NaN or a large integer. Without ``inside`` the
+    bits of the margins alone, of the one before the tensor first."""
 
     def poison(self) -> None:
         """Fill the whole base with poison again, the tensor too."""
-        as_bits(self.base).copy_(self.pristine)
+        bits = as_bits(self.base)
+        if self.inside is not None:
+            bits.copy_(self.pristine)
+            return
+        bits.fill_(Poison.of(self.base.dtype).nan)
+        for margin, pristine in self._margins:
+            margin.copy_(pristine)
 
     @property
     def nbytes(self) -> int:
-        return self.base.nbytes + self.inside.nbytes + self.pristine.nbytes
+        return self.base.nbytes + (0 if self.inside is None else self.inside.nbytes) + self.pristine.nbytes
 
     def untouched(self) -> torch.Tensor:
         """A boolean tensor on the device: True if nothing but the tensor's own elements was written."""
-        return ((as_bits(self.base) == self.pristine) | _each(self.inside, self.pristine)).all()
+        if self.inside is not None:
+            return ((as_bits(self.base) == self.pristine) | _each(self.inside, self.pristine)).all()
+        return torch.stack([(margin == pristine).all() for margin, pristine in self._margins]).all()
+
+    @property
+    def _margins(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+        """(bits, poisoned bits) of the elements before the tensor and of those after it."""
+        bits, before = as_bits(self.base), int(self.tensor.storage_offset())
+        after = len(bits) - (len(self.pristine) - before)
+        return (bits[:before], self.pristine[:before]), (bits[after:], self.pristine[before:])
 
 
 def surrounded(spec: TensorSpec, offset: int = MARGIN, *, nan_beside: bool = False) -> Surrounded:
@@ -116,12 +135,34 @@ def surrounded(spec: TensorSpec, offset: int = MARGIN, *, nan_beside: bool = Fal
     reveals reads, changes and writes; with ``nan_beside`` they are NaN, which reveals reads.
     """
     span = max(sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True)) + 1, 0)
-    remembered = spec.device.type == "cpu" and span <= _SMALL and not is_in_torch_dispatch_mode()
-    inside, pristine = (_remembered_poison if remembered else _poison)(spec, span, offset, nan_beside)
-    base = torch.empty(inside.shape, dtype=spec.dtype, device=spec.device)
+    inside: torch.Tensor | None = None
+    if span > _SMALL and _has_no_gaps(spec):
+        pristine = _poisoned_margins(spec, offset, nan_beside)
+    else:
+        remembered = spec.device.type == "cpu" and span <= _SMALL and not is_in_torch_dispatch_mode()
+        inside, pristine = (_remembered_poison if remembered else _poison)(spec, span, offset, nan_beside)
+    base = torch.empty(span + 2 * MARGIN, dtype=spec.dtype, device=spec.device)
     found = Surrounded(base.as_strided(spec.shape, spec.strides, offset), base, inside, pristine)
     found.poison()
     return found
+
+
+def _has_no_gaps(spec: TensorSpec) -> bool:
+    """Whether the elements lie one behind another, in some order of the dimensions, and none twice."""
+    step = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(spec.shape, spec.strides, strict=True)):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _poisoned_margins(spec: TensorSpec, offset: int, nan_beside: bool) -> torch.Tensor:
+    """``pristine`` of a tensor without gaps: both margins in a row, ``offset`` elements of it before the tensor."""
+    margins = torch.empty(2 * MARGIN, dtype=spec.dtype, device=spec.device)
+    is_number = torch.arange(2 * MARGIN, device=spec.device) % 2 == 1
+    is_number[offset - 1 : offset + 1] = not nan_beside
+    return Poison.of(spec.dtype).filled(as_bits(margins), is_number)
 
 
 def _poison(spec: TensorSpec, span: int, offset: int, nan_beside: bool) -> tuple[torch.Tensor, torch.Tensor]:

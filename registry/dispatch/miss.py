@@ -173,20 +173,24 @@ class Miss:
         member = families.member(values, table)
         if member is None:
             return None
-        run, resolved, shape, free, grad = member
+        run, resolved, shape, free, family = member
         try:
             profiled = profiler._is_profiler_enabled
             outputs = self.profiles.run(resolved, run, *values) if profiled else run(*values)
-            resolved.check(outputs, values)
+            if resolved.checked:
+                resolved.check(outputs, values)
         except Exception as fault:
             if not self._put_aside(resolved, fault, None, generations[1]):
                 raise
             return None
         self._missed.hit()
         resolved.calls.hit()
-        self._note(resolved)
-        answer = grad, run, resolved.calls.hit, resolved
-        self.entries.add_like(table, generations[0], shape, values, free, answer, resolved.conditions)
+        if self._watch.misses.active:
+            self._note(resolved)
+        answer = family.grad, run, resolved.calls.hit, resolved
+        self.entries.add_like(
+            table, generations[0], shape, values, free, answer, resolved.conditions, distinct=family.distinct
+        )
         return (outputs,)
 
     def _add_family(self, asked: Asked, resolved: Resolved) -> None:

@@ -23,7 +23,7 @@ from ..tuner.limits import Budget
 from ..tuner.measure.protocol import TimingProtocol
 from ..tuner.options import TuneOptions
 from ..tuner.planning.problems import ProblemPlan, plan
-from ..tuner.storing import problem_key
+from ..tuner.stored_winners import problem_key
 from .sampling import InstalledWinner
 
 DriftKind = Literal["same", "slower", "faster", "wrong", "stale", "no default", "undecided"]

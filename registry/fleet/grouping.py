@@ -12,7 +12,7 @@ from ..discovery.catalog import Catalog
 from ..dispatch.plans.plan import Draft
 from ..problem import Problem
 from ..tuner.planning.problems import ProblemPlan, plan
-from ..tuner.storing import problem_key
+from ..tuner.stored_winners import problem_key
 
 _ARCHITECTURES = {
     "A100": "sm_80", "A30": "sm_80", "A10": "sm_86", "A40": "sm_86", "RTX A": "sm_86", "RTX 30": "sm_86",

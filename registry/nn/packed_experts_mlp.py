@@ -60,9 +60,14 @@ class PackedExpertsMlp(torch.nn.Module):
         top_k_weights  their weights, ``[tokens, top_k]``
         """
         rows = ExpertRows.of(top_k_index, self.num_experts)
-        gate, up = self._product("gate_up", rows.gathered(hidden_states), rows.offsets).chunk(2, dim=-1)
-        y = self._product("down", (self.act_fn(gate) * up).contiguous(), rows.offsets)
+        inner = self.gated(self._product("gate_up", rows.gathered(hidden_states), rows.offsets))
+        y = self._product("down", inner, rows.offsets)
         return rows.summed(y, top_k_weights, hidden_states.dtype)
+
+    def gated(self, both: torch.Tensor) -> torch.Tensor:
+        """``act(gate) * up``, contiguous, of ``[rows, 2 * intermediate]``, gate first."""
+        gate, up = both.chunk(2, dim=-1)
+        return (self.act_fn(gate) * up).contiguous()
 
     def extra_repr(self) -> str:
         (_, _, gate_up), (bits, size, down) = self._numbers["gate_up"], self._numbers["down"]

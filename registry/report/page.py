@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 
 from tuning_db import StoredRun
+from tuning_db.considered import IMPLEMENTATIONS
 from tuning_db.snapshot import LEARNT
 
 from . import charts, figures, formats, intervals
@@ -47,7 +48,7 @@ _FILTERS = (
     "bytes_",
 )
 
-_FOR_PROGRAMS = {"seconds", LEARNT, WORK}
+_FOR_PROGRAMS = {"seconds", LEARNT, WORK, IMPLEMENTATIONS}
 _FIXED = {TORCH: 0, figures.COMPILED: 1}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import stat
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ _ALLOW = (
     " docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
 )
 _NEWER = "bubblewrap 0.5 has all that is needed on x86-64 and arm64, 0.8 elsewhere"
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _LIBRARIES = (
     "its libraries are missing: install bubblewrap by the system's packages; for one that was copied, copy what"
     " `ldd bwrap` lists, too, and put a script named bwrap into PATH that runs it with LD_LIBRARY_PATH"
@@ -62,12 +64,20 @@ class SandboxView:
             # what is shown may lie in /tmp
             "--size", size, "--tmpfs", "/tmp", "--dir", "/tmp/home", "--chdir", "/tmp",
             *self.shown,
-            # root's number without capabilities may still write to /proc/sys
-            "--proc", "/proc", "--remount-ro", "/proc",
+            "--proc", "/proc", *_sealed_proc(),
             "--dev", "/dev", *self.devices, "--size", size, "--tmpfs", "/dev/shm",
             "--remount-ro", "/dev/pts", "--remount-ro", "/dev",
             "--remount-ro", "/",
         ]  # fmt: skip
+
+
+def _sealed_proc(root: Path = Path("/proc")) -> list[str]:
+    """Arguments of bwrap that make read-only what of /proc is the kernel's: root's number may write to it without any
+    capability. The folders of processes stay writable: CUDA's driver names its threads there, and fails if it cannot.
+    """
+    kernels = (each for each in sorted(root.iterdir()) if not each.name.isdigit() and not each.is_symlink())
+    written = (each for each in kernels if each.is_dir() or each.stat().st_mode & _WRITABLE)
+    return [part for each in written for part in ("--ro-bind-try", str(each), str(each))]
 
 
 def bubblewrap() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -61,7 +61,7 @@ class SandboxedEntrant:
         homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
         if is_gpu:
             homes += map(Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)))
-        there = [each for each in homes if each.is_dir()]
+        there = [each for each in (*homes, *_compilers()) if each.is_dir()]
         ours = [*interpreter_paths(), *site_folders(), *package_paths(self.packages)]
         shown += read_only([*ours, *there, *self.files])
         if self.plugin is not None:
@@ -99,6 +99,15 @@ class SandboxedEntrant:
     def plugin_inside(self) -> str:
         """The path of the plugin file in the sandbox, "" without one."""
         return f"{_FOLDER}/{self.plugin.name}" if self.plugin is not None else ""
+
+
+def _compilers() -> Iterator[Path]:
+    """Folders of the compilers that ``CC`` and ``CXX`` name by a path: where ``bin`` is, and where links lead to."""
+    for name in ("CC", "CXX"):
+        program = Path(os.environ.get(name, "").partition(" ")[0])
+        if program.is_absolute():
+            for each in (program, program.resolve()):
+                yield each.parent.parent if each.parent.name == "bin" else each.parent
 
 
 def _installed() -> set[str]:

@@ -14,7 +14,7 @@ from ..space import Config
 
 @dataclass(frozen=True)
 class RunStarted:
-    """``known`` problems already have a valid winner here and are not tuned again (without ``retune``)."""
+    """``known`` problems have a valid winner here that has met all implementations: they are not tuned again."""
 
     device: str
     problems: tuple[Problem, ...]

@@ -48,13 +48,13 @@ def tune(
 
     Several devices of one hardware identity share the problems; on each other hardware all problems are tuned, too.
     Problems that have a valid winner for this hardware, software, regime and source are reported and left alone, unless
-    ``retune`` is among the options. Ctrl-C ends the run in order: what was measured is stored. ``counts``: how often a
-    program calls each problem; what takes most of its time is then tuned first, and longest. ``stop`` ends the run as
-    Ctrl-C does. Raises StoreError when the database cannot be used, UnknownNameError for an implementation that does
-    not exist, InvalidArgumentError for a sampler or a storage that cannot be used, InvalidDefinitionError for an op
-    whose tolerance accepts a result that was not computed, and PluginError for an op or an implementation that was
-    added by a call in this process alone. Raises CacheError where compilers cannot write, before the run or during it;
-    what was measured is stored.
+    ``retune`` is among the options, or an implementation that takes part has never met the winner: it is then raced.
+    Ctrl-C ends the run in order: what was measured is stored. ``counts``: how often a program calls each problem; what
+    takes most of its time is then tuned first, and longest. ``stop`` ends the run as Ctrl-C does. Raises StoreError
+    when the database cannot be used, UnknownNameError for an implementation that does not exist, InvalidArgumentError
+    for a sampler or a storage that cannot be used, InvalidDefinitionError for an op whose tolerance accepts a result
+    that was not computed, and PluginError for an op or an implementation that was added by a call in this process
+    alone. Raises CacheError where compilers cannot write, before the run or during it; what was measured is stored.
     """
     options = options or TuneOptions()
     _check_system()

@@ -8,19 +8,18 @@ from typing import Any
 
 from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Store, Trial
 from tuning_db import Protocol as StoredProtocol
+from tuning_db.considered import IMPLEMENTATIONS
 from tuning_db.snapshot import LEARNT
 
 from ..contract import Op
 from ..device import Device
 from ..dispatch.plans.plan import Candidate
-from ..implementation import Implementation
-from ..problem import Problem
 from .jobs import Outcome
 from .measure.protocol import TimingProtocol
 from .patience import PATIENCE_S, Patience
 from .planning.distance import Distances
-from .planning.problems import ImplementationPlan, ProblemPlan
-from .planning.variants import artifact_hash
+from .planning.problems import ProblemPlan
+from .stored_winners import StoredWinners, artifact_hash_of, problem_key, same_kernels
 from .trial_batches import TrialBatches
 
 LASTING = frozenset({"ok", "wrong_result", "nondeterministic", "compile_error", "out_of_resources", "unsupported"})
@@ -48,8 +47,11 @@ class _Seen:
     uids: set[str] = field(default_factory=set)
 
 
-class RunStore:
-    """One run's view of the store: reads known trials and winners, writes new ones. ``run`` is the run's uid."""
+class RunStore(StoredWinners):
+    """One run's view of the store: reads known trials and winners, writes new ones. ``run`` is the run's uid.
+
+    ``plans`` are the run's, whose implementations are stored with it.
+    """
 
     def __init__(
         self,
@@ -59,16 +61,17 @@ class RunStore:
         details: Mapping[str, Any],
         tell: Callable[[str], None] = lambda _: None,
         patience_s: float = PATIENCE_S,
+        plans: Sequence[ProblemPlan] = (),
     ) -> None:
+        environment = Environment(device.hardware(), device.software())
+        super().__init__(store, environment, protocol.regime, Patience(tell, patience_s))
         self._store = store
-        self._patiently = Patience(tell, patience_s)
-        self.environment = Environment(device.hardware(), device.software())
         self._protocol = StoredProtocol(protocol.regime, protocol.details)
         self._batches = TrialBatches(self._write, together=store.on_server)
         self.hear_every_s = _hear_every_s(store)
         """Seconds between two looks for what other runs have stored."""
-        self._fingerprints: dict[str, str] = {}
-        self.run = self._patiently(lambda: store.start_run(self.environment, details))
+        told = {**details, IMPLEMENTATIONS: self.fingerprints(plans)} if plans else details
+        self.run = self._patiently(lambda: store.start_run(self.environment, told))
         self._began, _ = self._patiently(store.newest_trial)
         self._newest = self._began
         self._seen: dict[ProblemKey, _Seen] = {}
@@ -77,13 +80,6 @@ class RunStore:
     def end(self, details: Mapping[str, Any]) -> None:
         self._batches.write()
         self._patiently(lambda: self._store.end_run(self.run, details))
-
-    def fingerprint(self, implementation: Implementation) -> str:
-        """The implementation's fingerprint, hashed once a run."""
-        key = f"{implementation.op} {implementation.name}"
-        if key not in self._fingerprints:
-            self._fingerprints[key] = implementation.fingerprint()
-        return self._fingerprints[key]
 
     def trial(self, plan: ProblemPlan, candidate: Candidate, outcome: Outcome) -> Trial:
         """Store one trial and return it, or that of another run which tried the candidate since this run began.
@@ -121,7 +117,7 @@ class RunStore:
             candidate=self._key(candidate),
             environment=self.environment,
             protocol=self._protocol,
-            artifact_hash=_artifact_hash(plan, candidate),
+            artifact_hash=artifact_hash_of(plan, candidate),
             **{name: value for name, value in vars(outcome).items() if name != "seconds"},
         )
 
@@ -152,32 +148,11 @@ class RunStore:
         )
         lasting = [trial for trial in found if trial.uid not in seen.uids and trial.status in LASTING]
         seen.uids.update(trial.uid for trial in found)
-        pairs = ((self._candidate(plan.choices, trial.candidate), trial) for trial in lasting)
-        return [(one, trial) for one, trial in pairs if one is not None and _same_kernels(plan, one, trial)]
+        pairs = ((self.candidate(plan.choices, trial.candidate), trial) for trial in lasting)
+        return [(one, trial) for one, trial in pairs if one is not None and same_kernels(plan, one, trial)]
 
     def _seen_of(self, problem: ProblemKey) -> _Seen:
         return self._seen.setdefault(problem, _Seen(self._began, self._began))
-
-    def winner(self, op: Op, problem: Problem) -> Decision | None:
-        """The stored decision for this problem on this hardware and software."""
-        hardware, software = self.environment.hardware, self.environment.software
-        key, regime = problem_key(op, problem), self._protocol.regime
-        found = self._patiently(lambda: self._store.winner(key, hardware, software, regime))
-        if found is None or dict(found.environment.software) != dict(self.environment.software):
-            return None
-        return found
-
-    def valid(self, plan: ProblemPlan, decision: Decision | None) -> Candidate | None:
-        """The decision's candidate if its source and kernels are unchanged and its config valid here; None otherwise.
-
-        The candidate need not be one that this run searches.
-        """
-        if decision is None:
-            return None
-        candidate = self._candidate((*plan.choices, *plan.others), decision.candidate)
-        uid = decision.trial_uid if candidate is not None else None
-        tried = self._patiently(lambda: self._store.trial(uid)) if uid else None
-        return candidate if candidate is None or tried is None or _same_kernels(plan, candidate, tried) else None
 
     def neighbours(self, plan: ProblemPlan) -> list[tuple[Mapping[str, Any], Candidate]]:
         """(dims, winner) of the nearest stored problems with this problem's static dimensions; configs invalid here are
@@ -193,7 +168,7 @@ class RunStore:
         decisions, distances = self._winners[place]
         near = [decisions[number] for number in distances.nearest(plan.problem.dims, _NEAREST)]
         pairs = (
-            (decision.problem.dims, self._candidate(plan.choices, decision.candidate, same_source=False))
+            (decision.problem.dims, self.candidate(plan.choices, decision.candidate, same_source=False))
             for decision in near
         )
         return [(dims, candidate) for dims, candidate in pairs if candidate is not None]
@@ -244,35 +219,8 @@ class RunStore:
             candidate.implementation.name, self.fingerprint(candidate.implementation), dict(candidate.config)
         )
 
-    def _candidate(
-        self, choices: Sequence[ImplementationPlan], key: CandidateKey, *, same_source: bool = True
-    ) -> Candidate | None:
-        for choice in choices:
-            if choice.implementation.name != key.implementation:
-                continue
-            changed = self.fingerprint(choice.implementation) != key.fingerprint
-            config = dict(key.config)
-            if not choice.has(config) or (same_source and changed):
-                return None
-            return Candidate(choice.implementation, config)
-        return None
-
-
-def _same_kernels(plan: ProblemPlan, candidate: Candidate, trial: Trial) -> bool:
-    """Whether the candidate compiles the kernels that were tried; True for a trial without their hash."""
-    return trial.artifact_hash in {"", _artifact_hash(plan, candidate)}
-
-
-def _artifact_hash(plan: ProblemPlan, candidate: Candidate) -> str:
-    return artifact_hash(plan.op, candidate, plan.problem, plan.arguments, plan.device)
-
 
 def _hear_every_s(store: Store) -> float:
     if store.fenced:
         return _HEAR_IN_JOB_S
     return _HEAR_SERVER_S if store.on_server else _HEAR_FILE_S
-
-
-def problem_key(op: Op, problem: Problem) -> ProblemKey:
-    """How the store names a problem."""
-    return ProblemKey(op.name, op.version, dict(problem.dims), tuple(sorted(op.static)))

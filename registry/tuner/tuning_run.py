@@ -44,6 +44,7 @@ from .search.findings import Finding, Findings
 from .search.loop import SearchLoop
 from .search.state import SearchState
 from .search.studies import Studies
+from .stored_winners import StandingWinner, raced_again
 from .storing import RunStore
 from .time_left import TimeLeft
 from .work import run_details
@@ -78,7 +79,7 @@ class TuningRun:
         self._protocol = options.protocol or TimingProtocol.of(device, options.regime)
         note = lambda text: observer(Note(text))  # noqa: E731
         details = {**run_details(plans, device), **options.details}
-        self._store = RunStore(store, device, self._protocol, details, note, options.patience_s)
+        self._store = RunStore(store, device, self._protocol, details, note, options.patience_s, plans)
         self._loop = SearchLoop(crew, device, self._protocol, self._store, observer)
         self._studies = replace(studies, run=self._store.run[:8])
         # runs side by side on one database must not try everything in the same order
@@ -93,10 +94,15 @@ class TuningRun:
 
     def run(self) -> tuple[Result, ...]:
         """Tune all problems in order; returns the results that were reached."""
-        known = self._known()
+        standing = self._standing()
+        kept = [one for one in standing if not one.unmet]
+        self._results += [result_of(one.plan, one.decision, "kept") for one in kept]
+        known = tuple(one.plan.problem for one in kept)
         problems = tuple(plan.problem for plan in self._plans)
-        self._observe(RunStarted(named(self._devices), problems, tuple(plan.problem for plan in known), self._database))
-        left = set(problems) - {plan.problem for plan in known}
+        self._observe(RunStarted(named(self._devices), problems, known, self._database))
+        if told := raced_again(standing):
+            self._observe(Note(told))
+        left = set(problems) - set(known)
         todo = [plan for plan in self._plans if plan.problem in left and not self._skip(plan)]
         interrupted = False
         budget = self._options.budget
@@ -146,16 +152,11 @@ class TuningRun:
         ops = dict.fromkeys(plan.op for plan in self._plans)
         return {LEARNT: learnt_by(self._store, ops, self._catalog, self._device)}
 
-    def _known(self) -> list[ProblemPlan]:
+    def _standing(self) -> list[StandingWinner]:
+        """The stored winners that are valid here; none where all problems are tuned anew."""
         if self._options.retune:
             return []
-        known = []
-        for plan in self._plans:
-            decision = self._store.winner(plan.op, plan.problem)
-            if decision is not None and self._store.valid(plan, decision) is not None:
-                known.append(plan)
-                self._results.append(result_of(plan, decision, "kept"))
-        return known
+        return [found for plan in self._plans if (found := self._store.standing(plan)) is not None]
 
     def _skip(self, plan: ProblemPlan) -> bool:
         if plan.skipped:

@@ -12,7 +12,7 @@ from ..device import Device
 from ..problem import Problem
 from .measure.roofline import Peaks
 from .planning.problems import ProblemPlan
-from .storing import problem_key
+from .stored_winners import problem_key
 
 
 def run_details(plans: Iterable[ProblemPlan], device: Device) -> dict[str, Any]:

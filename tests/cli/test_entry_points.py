@@ -72,11 +72,13 @@ def test_no_command_is_left_out() -> None:
 
 
 def _what_it_does(command: str) -> str:
-    """The kinds of commands: those that read what is stored, write it, ask the catalog, or make something."""
-    stored = ("results", "winners", "report", "dashboard", "export", "db")
-    return (
-        "stored" if command in stored else "catalog" if command in ("ops", "plugins", "doctor", "explain") else command
-    )
+    """The kinds of commands: those that read what is stored, write it, ask the catalog, take a kernel, or make one."""
+    kinds = {
+        "stored": ("results", "winners", "report", "dashboard", "export", "db"),
+        "catalog": ("ops", "plugins", "doctor", "explain"),
+        "authors": ("check", "race", "scaffold", "import-kernel"),
+    }
+    return next((kind for kind, commands in kinds.items() if command in commands), command)
 
 
 @pytest.mark.parametrize("command", one_of_each(COMMANDS, _what_it_does))

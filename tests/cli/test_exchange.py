@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -45,6 +46,60 @@ def test_winners_of_one_hardware_travel_alone(command: Command, database: Path, 
     assert "0 new records" in command("registry", "import", file, "--db", other).out
     (winner,) = json.loads(command("registry", "results", "--json", "--db", other).out)
     assert (winner["hardware"]["name"], winner["median_us"]) == ("NVIDIA H200", 4.0)
+
+
+def test_an_export_replaces_a_file_only_when_told_and_only_when_it_is_whole(
+    command: Command, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    file = folder / "there.jsonl"
+    file.write_text("the results of a week\n")
+    file.chmod(0o640)
+    told = command("registry", "export", file, "--db", database)
+    assert (told.code, told.out) == (2, "")
+    assert f"{file} is there already\n  nothing was written; name another file, or give --force" in told.err
+
+    def ends_early(self: Store, stream: TextIO, **_: object) -> int:
+        stream.write("half of a li")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "export", ends_early)
+        for name in (file, folder / "new.jsonl"):
+            told = command("registry", "export", name, "--force", "--db", database)
+            assert (told.code, f"{name}: No space left on device" in told.err) == (2, True)
+    assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(file.name, "the results of a week\n")]
+
+    assert command("registry", "export", file, "--force", "--db", database).code == 0
+    assert file.read_text() == command("registry", "export", "-", "--db", database).out
+    assert [path.name for path in folder.iterdir()] == [file.name]
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+def test_an_export_does_not_replace_what_came_meanwhile(
+    command: Command, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "both.jsonl"
+
+    def overtaken(self: Store, stream: TextIO, **_: object) -> int:
+        file.write_text("another's\n")
+        return stream.write("ours\n")
+
+    monkeypatch.setattr(Store, "export", overtaken)
+    told = command("registry", "export", file, "--db", database)
+    assert (told.code, "is there already" in told.err, file.read_text()) == (2, True, "another's\n")
+
+
+def test_an_export_never_replaces_its_database_a_folder_or_a_device(
+    command: Command, database: Path, tmp_path: Path
+) -> None:
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(database)
+    for file, why in ((link, "is the database itself"), (tmp_path, "is a folder"), ("/dev/null", "no regular file")):
+        told = command("registry", "export", file, "--force", "--db", database)
+        assert (told.code, why in told.err) == (2, True), told.err
+    assert command("registry", "results", "--db", database).code == 0
 
 
 def test_hardware_that_is_not_there_is_refused_with_what_is(command: Command, database: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from registry.dispatch.torch_side.operators import define
 from registry.errors import ArgumentTypeError, InvalidArgumentError, InvalidDefinitionError, UnsupportedError
 from registry.testing import check_implementation, check_op
 from registry.tuner.shapes.shapes import load_shapes
-from registry.tuner.storing import problem_key
+from registry.tuner.stored_winners import problem_key
 from tuning_db import CandidateKey, Decision, Environment, Protocol, Store
 
 sys.path.insert(0, str(Path(__file__).parent))

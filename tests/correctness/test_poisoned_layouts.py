@@ -84,6 +84,62 @@ def test_what_is_next_to_a_tensor_shows_who_changes_it(
         assert not bool(found.untouched())
 
 
+LARGE: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "row-major": ((3, 20_001), (20_001, 1)),
+    "transposed": ((20_001, 3), (1, 20_001)),
+    "sliced": ((3, 20_001), (20_003, 1)),
+    "expanded": ((3, 40_000), (0, 1)),
+}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "strides"),
+    one_of_each(
+        [(dtype, *spec) for dtype in (torch.float32, torch.bfloat16, torch.int8) for spec in LARGE.values()],
+        lambda dtype, shape, strides: (shape, strides),
+    ),
+)
+@pytest.mark.parametrize("offset", [MARGIN, MARGIN + 1])
+def test_a_large_tensor_is_surrounded_as_a_small_one_is(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> None:
+    for nan_beside in (False, True):
+        found = surrounded(TensorSpec(shape, dtype, strides), offset, nan_beside=nan_beside)
+        small = surrounded(TensorSpec((7,), dtype, (1,)), offset, nan_beside=nan_beside)
+        size, after = len(found.base), 2 * MARGIN - offset
+        assert torch.equal(as_bits(found.base)[:offset], as_bits(small.base)[:offset])
+        if strides != (20_003, 1):  # between its rows the poison goes on
+            assert torch.equal(as_bits(found.base)[-after:], as_bits(small.base)[-after:])
+        poisoned = as_bits(found.base).clone()
+        inside = torch.zeros(size, dtype=torch.bool)
+        inside.as_strided(shape, strides, offset).fill_(True)
+        assert bool((as_bits(found.tensor) == Poison.of(dtype).nan).all())
+        for place in (
+            0,
+            offset - 1,
+            offset,
+            offset + 20_000,
+            offset + 20_001,
+            size - after - 1,
+            size - after,
+            size - 1,
+        ):
+            as_bits(found.base)[place] += 3
+            assert bool(found.untouched()) == bool(inside[place]), place
+            found.poison()
+            assert torch.equal(as_bits(found.base), poisoned)
+
+
+def test_a_large_tensor_without_gaps_takes_no_masks() -> None:
+    for shape, strides in (LARGE["row-major"], LARGE["transposed"]):
+        found = surrounded(TensorSpec(shape, torch.float32, strides))
+        assert found.nbytes <= found.tensor.nbytes + 4 * MARGIN * 4
+    complex_one = surrounded(TensorSpec((40_000,), torch.complex64, (1,)))
+    assert bool(complex_one.untouched())
+    complex_one.base[MARGIN - 1] += 1
+    assert not bool(complex_one.untouched())
+
+
 @pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8], ids=str)
 def test_nan_is_next_to_what_is_read_only_and_near_everything(dtype: torch.dtype) -> None:
     for nan_beside in (False, True):

@@ -307,3 +307,56 @@ def test_a_size_that_was_answered_in_another_state_of_torch_keeps_its_plan_and_c
     assert len(table[torch.Size([2, 33])]) == 2
     assert len({id(entry[-1]) for entry in table[torch.Size([2, 33])]}) == 1
     assert dispatcher.explain("softmax", torch.randn(2, 33)).calls == 2
+
+
+class Breaking(Implementation):
+    """Softmax that raises from its third run on, at any size."""
+
+    op, name = "softmax", "acme.breaking"
+    device_types = frozenset({"cpu"})
+    any_size = True
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        return 9.0
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
+            self.runs += 1
+            if self.runs > 2:
+                raise ValueError("broken")
+            torch.softmax(arguments[0], -1, out=outputs[0])
+
+        return run
+
+
+@pytest.mark.filterwarnings("ignore::registry.DispatchWarning")
+def test_a_hit_of_a_further_size_that_fails_is_answered_by_another_implementation(dispatcher: Dispatcher) -> None:
+    dispatcher.register(breaking := Breaking())
+    right(dispatcher, torch.randn(2, 33))
+    x = torch.randn(3, 33)
+    right(dispatcher, x)
+    assert breaking.runs == 2
+    right(dispatcher, x)  # a hit
+    assert breaking.runs == 3
+    told = dispatcher.explain("softmax", x)
+    assert told.implementation == "torch.native"
+    assert any("acme.breaking" in str(line) and "broken" in str(line) for line in str(told).splitlines())
+
+
+def test_a_further_size_is_explained_with_its_own_plan(dispatcher: Dispatcher) -> None:
+    right(dispatcher, torch.randn(2, 33))
+    for rows in (3, 4):
+        x = torch.randn(rows, 33)
+        right(dispatcher, x)
+        told = dispatcher.explain("softmax", x)
+        assert told.problem is not None
+        assert (told.problem.rows, told.implementation, told.calls) == (rows, "torch.native", 1)
+        entry = dispatcher.bound("softmax").kept((x, -1))
+        assert entry is not None
+        plan = entry.resolved.plan
+        assert plan is entry.resolved.plan
+        assert (plan.problem.rows, plan.signature.outputs["y"].shape) == (rows, (rows, 33))
+        assert plan.call is entry.run

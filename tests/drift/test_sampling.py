@@ -13,7 +13,7 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch.resolve.winners import Winners
 from registry.drift.sampling import InstalledWinner, calls_of, changes, sampled, winners_of
 from registry.problem import Problem
-from registry.tuner.storing import problem_key
+from registry.tuner.stored_winners import problem_key
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store
 
 CPU = Device.of("cpu")

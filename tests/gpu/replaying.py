@@ -1,6 +1,8 @@
-"""A captured call that is replayed after its inputs have changed."""
+"""Captured calls that are replayed after their inputs have changed."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -8,15 +10,20 @@ from registry.arguments.schema import tensors_in
 from registry.contract import Op
 from registry.correctness.numerics import Comparison, judged
 from registry.device import Device
-from registry.dispatch.plans.plan import Candidate, build
+from registry.dispatch.plans.plan import Candidate, Plan, build
 from registry.implementation import Implementation
 from registry.problem import Problem
 
 
 def replayed(op: Op, implementation: Implementation, problem: Problem) -> Comparison:
-    """The verdict on a replay of the default configuration's plan, captured on other inputs at the same addresses."""
+    """The verdict on a replay of the default configuration's plan, captured on other inputs at the same addresses.
+
+    Weights stay: a prepared form follows ``registry.weights_changed`` alone.
+    """
     device = Device.of("cuda")
     one, other = (op.draw(problem, "normal", torch.Generator("cuda").manual_seed(seed)) for seed in (0, 1))
+    names = op.parsed.names
+    other = tuple(a if name in op.weights else b for name, a, b in zip(names, one, other, strict=True))
     candidate = Candidate(implementation, implementation.default(problem, device))
     plan = build(op, candidate, problem, op.arguments(one), device)
     plan(*one)
@@ -28,3 +35,15 @@ def replayed(op: Op, implementation: Implementation, problem: Problem) -> Compar
     graph.replay()
     torch.cuda.synchronize()
     return judged(op, problem, outputs, other)
+
+
+def check_replay(plan: Plan, values: tuple[Any, ...]) -> None:
+    """Fails unless a replay of the plan's captured call reads what the first argument has become since."""
+    plan(*values)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = plan(*values)
+    values[0].neg_()
+    expected = plan(*values).clone()
+    graph.replay()
+    assert torch.equal(y, expected)

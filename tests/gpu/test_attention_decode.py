@@ -13,10 +13,11 @@ if not torch.cuda.is_available():
 import registry
 from registry.contracts import ATTENTION_DECODE as OP
 from registry.correctness.bits import same_bits
-from registry.correctness.numerics import compare, own_error, reference64
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.errors import OutOfRangeError
+
+from .decoding import DecodeCalls
 
 NAMES = ("torch.native", "triton.whole", "triton.split_kv", "torch.compile")
 DIMS: dict[str, Any] = {
@@ -25,71 +26,41 @@ DIMS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def drawn(kind: str = "normal", **dims: Any) -> tuple[Any, ...]:
-    problem = OP.problem_of({**DIMS, **dims})
-    return OP.inputs(problem, kind, torch.Generator("cuda").manual_seed(3))
-
-
-def check(found: Any, values: tuple[Any, ...]) -> None:
-    problem = OP.pose(OP.arguments(values))
-    reference = reference64(OP, values)
-    verdict = compare(OP, problem, found, reference, own_error(OP, problem, values, reference), values)
-    assert verdict.ok, verdict
+CALLS = DecodeCalls(OP, DIMS, lengths=3, table=4)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["beyond", "nan", "outliers"])
 def test_every_kind_of_inputs(name: str, kind: str) -> None:
-    for more in ({}, {"page": False, "q_len": 3}, {"kv_dtype": "float8_e4m3fn", "span": 100}):
-        values = drawn(kind, **more)
-        with registry.using(attention_decode=name):
-            check(registry.call(OP.name, *values), values)
+    CALLS.is_right_at(name, kind, ({}, {"page": False, "q_len": 3}, {"kv_dtype": "float8_e4m3fn", "span": 100}))
 
 
 @pytest.mark.parametrize("name", NAMES[:3])
 def test_a_captured_graph_follows_lengths_and_pages(name: str) -> None:
-    values = drawn()
-    lengths, table = values[3], values[4]
-    with registry.using(attention_decode=name):
-        registry.call(OP.name, *values)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = registry.call(OP.name, *values)
-    for new in ([2048, 1, 0, 777], [5, 64, 65, 2047], [0, 0, 0, 0]):
-        lengths.copy_(torch.tensor(new))
-        table.copy_(table.roll(1, 0))
-        graph.replay()
-        check(found, values)
+    CALLS.follows_lengths_and_pages(name)
 
 
 @pytest.mark.parametrize("name", NAMES[1:3])
 def test_results_are_the_same_bits_each_time(name: str) -> None:
-    values = drawn(batch=1, kv_len=65536, lengths="full")
-    with registry.using(attention_decode=name):
-        first = registry.call(OP.name, *values)
-        for _ in range(5):
-            again = registry.call(OP.name, *values)
-            assert all(same_bits(one, other) for one, other in zip(again, first, strict=True))
+    CALLS.has_the_same_bits_each_time(name, kv_len=65536)
 
 
 @pytest.mark.parametrize("name", NAMES[1:3])
 @pytest.mark.parametrize("power", [-100, -30, 30, 100])
 def test_queries_of_any_size_beside_float8(name: str, power: int) -> None:
     # float16 would hold none of them
-    q, *rest = drawn(kv_dtype="float8_e4m3fn")
+    q, *rest = CALLS.drawn(kv_dtype="float8_e4m3fn")
     rest[6] = 2.0**-power / 8
-    values = (q * 2.0**power, *rest)
-    with registry.using(attention_decode=name):
-        check(registry.call(OP.name, *values), values)
+    CALLS.is_right(name, q * 2.0**power, *rest)
 
 
 def test_the_dependent_launch_waits_for_the_parts_of_its_own_call() -> None:
     # one call after another without a pause, on scratch that is used again, with other lengths
-    calls = [drawn(batch=8, kv_len=4096, lengths=lengths) for lengths in ("full", "skewed", "uniform")] * 10
+    calls = [CALLS.drawn(batch=8, kv_len=4096, lengths=lengths) for lengths in ("full", "skewed", "uniform")] * 10
     with registry.using(attention_decode="triton.split_kv"):
         found = [registry.call(OP.name, *values) for values in calls]
         for values, results in zip(calls[:3], found[-3:], strict=True):
-            check(results, values)
+            CALLS.check(results, values)
         for first, last in zip(found[:3], found[-3:], strict=True):
             assert all(same_bits(one, other) for one, other in zip(first, last, strict=True))
 
@@ -100,17 +71,13 @@ def test_parts_of_a_fused_tensor_and_heads_before_slots(name: str) -> None:
     q = fused[..., : 32 * 128].unflatten(-1, (32, 128))
     caches = [torch.randn(4, 8, 500, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(2)]
     values = (q, *caches, torch.tensor([500, 3, 129, 64], device="cuda", dtype=torch.int32))
-    values = OP.bind(values, {})
-    with registry.using(attention_decode=name):
-        check(registry.call(OP.name, *values), values)
+    CALLS.is_right(name, *OP.bind(values, {}))
 
 
 @pytest.mark.parametrize("name", NAMES[1:3])
 def test_other_sizes_run_what_is_loaded(name: str) -> None:
-    with registry.using(attention_decode=name):
-        for batch, kv_len in ((1, 160), (2, 2048), (7, 4096), (130, 256), (3, 16_000)):
-            values = drawn(batch=batch, kv_len=kv_len)
-            check(registry.call(OP.name, *values), values)
+    sizes = ((1, 160), (2, 2048), (7, 4096), (130, 256), (3, 16_000))
+    CALLS.is_right_at(name, "normal", ({"batch": batch, "kv_len": kv_len} for batch, kv_len in sizes))
 
 
 def test_a_cache_beyond_two_gigabytes() -> None:
@@ -126,14 +93,13 @@ def test_a_cache_beyond_two_gigabytes() -> None:
     small = [cache[blocks - 8 :].clone() for cache in caches]
     right = OP.bind((q, *small, lengths, table - (blocks - 8)), {})
     for name in NAMES[1:3]:
-        with registry.using(attention_decode=name):
-            check(registry.call(OP.name, q, *caches, lengths, table), right)
+        CALLS.is_right(name, q, *caches, lengths, table, as_of=right)
 
 
 def test_data_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNEL_REGISTRY_CHECK", "1")
     call = Dispatcher(Catalog()).op(OP.name)
-    values = drawn()
+    values = CALLS.drawn()
     call(*values)
     values[4][2, 0] = 10**6
     with pytest.raises(OutOfRangeError, match=r"block_table\[2, 0\] is 1000000, expected 0 to"):

@@ -17,6 +17,8 @@ from registry.problem import Problem, Value
 from registry.testing import check_implementation
 from registry_cuda.gemm_int4 import MmaInt4
 
+from .replaying import check_replay
+
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 pytest.importorskip("cuda.core")
@@ -55,14 +57,7 @@ def test_a_captured_call_reads_what_the_activations_become() -> None:
     values = GEMM_INT4.inputs(problem, "normal", torch.Generator("cuda").manual_seed(1))
     candidate = Candidate(mma, mma.default(problem, device))
     plan = build(GEMM_INT4, candidate, problem, GEMM_INT4.arguments(values), device)
-    plan(*values)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = plan(*values)
-    values[0].neg_()
-    expected = plan(*values).clone()
-    graph.replay()
-    assert torch.equal(y, expected)
+    check_replay(plan, values)
 
 
 def plan_and_values(m: int, seed: int = 1) -> tuple[Plan, tuple[Any, ...]]:

@@ -16,6 +16,8 @@ from registry.testing import check_implementation
 from registry_cuda.gemm_int4 import MmaInt4
 from registry_cuda.gemm_int4_wgmma import WgmmaInt4
 
+from .replaying import check_replay
+
 if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 pytest.importorskip("cuda.core")
@@ -69,14 +71,7 @@ def test_every_config_is_right_whatever_the_zero_points(zeros: float) -> None:
 def test_a_captured_call_reads_what_the_activations_become() -> None:
     values = values_of(64)
     plan = plan_of(WGMMA, 64, values)
-    plan(*values)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = plan(*values)
-    values[0].neg_()
-    expected = plan(*values).clone()
-    graph.replay()
-    assert torch.equal(y, expected)
+    check_replay(plan, values)
 
 
 def test_decode_and_prefill_hold_one_weight() -> None:

@@ -18,6 +18,8 @@ from registry.testing import check_implementation
 from registry_cuda.linear import WgmmaLinear
 from registry_cuda.scaled_mm import WgmmaScaledMm
 
+from .replaying import check_replay
+
 if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 pytest.importorskip("cuda.core")
@@ -108,14 +110,7 @@ def test_a_captured_call_reads_what_the_activations_become() -> None:
     product = linear(128, 256, 512)
     values = values_of(product)
     plan = plan_of(product, values)
-    plan(*values)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = plan(*values)
-    values[0].neg_()
-    expected = plan(*values).clone()
-    graph.replay()
-    assert torch.equal(y, expected)
+    check_replay(plan, values)
 
 
 def test_another_number_of_rows_has_tensor_maps_of_its_own() -> None:

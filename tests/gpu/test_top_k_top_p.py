@@ -14,9 +14,11 @@ import registry
 from registry.contracts import TOP_K_TOP_P_SAMPLING as OP
 from registry.contracts.sampling.kept_tokens import thresholds
 from registry.correctness.numerics import compare, own_error, reference64
+from registry.device import Device
+from registry.dispatch.plans.plan import Candidate, build
 from registry.testing import check_frequencies
 
-NAMES = ("torch.native", "triton.looped", "triton.split_rows")
+NAMES = ("torch.native", "triton.looped", "triton.split_rows", "cuda.cluster")
 DIMS: dict[str, Any] = {"rows": 16, "cols": 32000, "top_k": True, "top_p": True, "dtype": "float32"}
 
 
@@ -79,7 +81,9 @@ def test_tokens_come_as_often_as_their_probabilities(name: str) -> None:
     check_frequencies(torch.searchsorted(some, found.long()), kept[some])
 
 
-@pytest.mark.parametrize(("name", "rows"), [("triton.looped", 300), ("triton.split_rows", 8)])
+@pytest.mark.parametrize(
+    ("name", "rows"), [("triton.looped", 300), ("triton.split_rows", 8), ("cuda.cluster", 1), ("cuda.cluster", 300)]
+)
 def test_the_same_tokens_each_time(name: str, rows: int) -> None:
     values = drawn(rows=rows, cols=151936)
     with registry.using(top_k_top_p_sampling=name):
@@ -91,7 +95,62 @@ def test_the_same_tokens_each_time(name: str, rows: int) -> None:
 @pytest.mark.parametrize("filters", [(50, None), (None, 0.9), (50, 0.9), (None, None)])
 def test_numbers_stand_for_all_rows(filters: tuple[Any, Any]) -> None:
     logits, uniform, _, _ = drawn(cols=1000)
-    with registry.using(top_k_top_p_sampling="triton.looped"):
-        found = registry.call(OP.name, logits, uniform, *filters)
-    values, _ = OP.flatten(logits, uniform, *filters)  # type: ignore[misc]
-    check(found, values)
+    for name in ("triton.looped", "cuda.cluster"):
+        with registry.using(top_k_top_p_sampling=name):
+            found = registry.call(OP.name, logits, uniform, *filters)
+        values, _ = OP.flatten(logits, uniform, *filters)  # type: ignore[misc]
+        check(found, values)
+
+
+def in_cluster(values: tuple[Any, ...], **config: int) -> torch.Tensor:
+    """Tokens drawn by cuda.cluster in one configuration."""
+    problem, device = OP.pose(OP.arguments(values)), Device.best()
+    (each,) = (each for each in registry.implementations(OP.name) if each.name == "cuda.cluster")
+    assert config in each.space(problem, device)
+    found = build(OP, Candidate(each, config), problem, OP.arguments(values), device)(*values)
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+@pytest.mark.parametrize("filters", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize(("cluster", "threads"), [(1, 64), (2, 256), (4, 512), (8, 1024), (16, 256), (16, 1024)])
+def test_rows_of_many_blocks(cluster: int, threads: int, filters: tuple[bool, bool]) -> None:
+    sizes = {1: (4096, 1000), 2: (300, 32000)}
+    rows, cols = sizes.get(cluster, (40, 128256 if cluster > 4 or threads > 512 else 50257))
+    for dtype, kind in (("float32", "normal"), ("bfloat16", "ties"), ("float16", "edges"), ("float32", "special")):
+        dims = {"rows": rows, "cols": cols, "top_k": filters[0], "top_p": filters[1], "dtype": dtype}
+        for bins in (256, 1024):
+            values = drawn(kind, **dims)
+            first = in_cluster(values, cluster=cluster, threads=threads, bins=bins)
+            check(first, values)
+            for _ in range(3):
+                assert torch.equal(in_cluster(values, cluster=cluster, threads=threads, bins=bins), first)
+
+
+@pytest.mark.parametrize("cols", [1, 7, 1000, 50257, 151936, 262144])
+def test_a_view_that_is_not_aligned(cols: int) -> None:
+    for dtype in ("float32", "bfloat16"):
+        logits, *rest = drawn(rows=5, cols=cols, dtype=dtype)
+        moved = torch.cat([logits.new_zeros(1), logits.flatten()])[1:].view_as(logits)
+        with registry.using(top_k_top_p_sampling="cuda.cluster"):
+            check(registry.call(OP.name, moved, *rest), (moved, *rest))
+
+
+def test_long_lists_full_bins_and_ties() -> None:
+    cols = 128256
+    normal, place = torch.randn(cols, device="cuda"), torch.arange(cols, device="cuda")
+    kinds = (
+        normal * 0.01,  # all in one bin
+        1000.0 + normal * 1e-3,  # few keys, each with many equal logits
+        torch.where(place % 3 == 0, 1.0, 1.0 + 2.0**-23),  # neighbouring keys
+        normal * 3e4,  # nearly all without a weight
+        -place / cols,  # all are kept
+        torch.where(place == 0, 20.0, normal * 1e-7 - 2.0),  # a tail of much mass in one bin
+    )
+    filters = [(k, p) for k in (1, 300, 40000, cols) for p in (1e-6, 0.3, 0.9999, 1.0)]
+    logits = torch.stack(kinds).repeat_interleave(len(filters), 0)
+    top_k = torch.tensor([k for k, _ in filters] * len(kinds), dtype=torch.int32, device="cuda")
+    top_p = torch.tensor([p for _, p in filters] * len(kinds), device="cuda")
+    values = (logits, torch.rand(len(logits), device="cuda"), top_k, top_p)
+    for cluster in (4, 8, 16):
+        check(in_cluster(values, cluster=cluster, threads=512, bins=512), values)

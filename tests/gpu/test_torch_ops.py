@@ -17,7 +17,7 @@ from registry.contracts import RMS_NORM
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.implementation import Run
-from registry.tuner.storing import problem_key
+from registry.tuner.stored_winners import problem_key
 from tuning_db import CandidateKey, Decision, Environment, Protocol, Store
 
 from ..serving import serving

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from registry.arguments.inputs import arguments_of
 from registry.artifact import Signature, Variant
 from registry.device import Device
 from registry.implementation import Implementation
@@ -129,7 +130,10 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "grouped_gemm triton.gemm": {"m": 4096, **EXPERTS},
     "fused_moe triton.gemm": {"tokens": 1024, **MOE},
     "fused_moe triton.gemv": {"tokens": 8, **MOE},
-    "grouped_gemm_int4 triton.gemm": {"m": 4096, **EXPERTS, "group_size": 128, "zeros": "integer"},
+    **{
+        f"grouped_gemm_int4 triton.{form}": {"m": m, **EXPERTS, "group_size": 128, "zeros": "integer"}
+        for form, m in (("gemm", 4096), ("dequantized", 65536), ("grouped_mm", 65536))
+    },
     "grouped_gemm_backward triton.gemm": {"m": 16384, **EXPERTS},
     **{
         f"gemm_{kind} {form}": {"m": m, **PACKED}
@@ -257,8 +261,7 @@ def signature(problem: Problem, implementation: Implementation, config: Config, 
     """Specs of a problem's arguments, without data: a tensor of the real size is not needed to compile for it."""
     op = OPS[problem.op]
     small = {**problem.dims, **dict.fromkeys(op.dynamic, 2 * int(problem.dims.get("page", 0)) or 2)}
-    values = op.inputs(Problem(op.name, small), op.kinds[0], torch.Generator())
-    arguments = op.arguments(values)
+    arguments = arguments_of(op, Problem(op.name, small))
     outputs = op.output_specs(arguments, torch.device("cpu"))
     aligned = {
         k: TensorSpec.contiguous(v.shape, v.dtype) if isinstance(v, TensorSpec) else v
@@ -421,6 +424,12 @@ def test_every_problem_of_the_box_has_an_implementation() -> None:
         ("gemm_int4 triton.splitk", {**INT4, "m": 513}, {}, "m=513 keeps every SM busy"),
         ("linear triton.gemv", {**DENSE, "m": 5}, {}, "m=5 rows are too many without tensor cores (limit 4)"),
         ("linear triton.splitk", {**DENSE, "m": 129}, {}, "m=129 keeps every SM busy"),
+        (
+            "grouped_gemm_int4 triton.dequantized",
+            {"m": 65536, "n": 28672, "k": 4096, "experts": 64, "group_size": 128, "zeros": "none"},
+            {},
+            "the weights written out take 14336 MiB (limit ",
+        ),
     ],
 )
 def test_reasons_are_told(key: str, dims: Mapping[str, Any], traits: Mapping[str, Any], reason: str) -> None:
@@ -465,6 +474,12 @@ def test_the_declared_heuristic_follows_the_shape() -> None:
         "triton.splitk",
         "triton.gemm",
         "triton.dequantized",
+    ]
+    dims = {**EXPERTS, "group_size": 128, "zeros": "integer"}
+    assert [best("grouped_gemm_int4", {**dims, "m": m}) for m in (1, 1024, 65536)] == [
+        "triton.gemm",
+        "triton.gemm",
+        "triton.grouped_mm",
     ]
 
 

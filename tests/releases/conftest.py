@@ -12,7 +12,7 @@ import registry
 from registry import Device, Implementation
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.tuner.storing import problem_key
+from registry.tuner.stored_winners import problem_key
 from tuning_db import CandidateKey, Decision, Environment, Protocol, Store
 
 from ..tuning_db.conftest import postgresql_server, postgresql_url

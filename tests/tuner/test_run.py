@@ -159,6 +159,25 @@ def test_what_is_known_is_not_measured_again_unless_asked(
 
 
 @pytest.mark.usefixtures("few_blocks")
+def test_an_implementation_that_the_winner_has_not_met_is_raced_once(
+    rogues: Catalog, tuned: tuple[Path, Result, list[Event]], database: Path
+) -> None:
+    (result,), events = run(rogues, database, "honest", "zeros")
+    (started,) = (event for event in events if isinstance(event, RunStarted))
+    assert started.known == ()
+    told = [event.message for event in events if isinstance(event, Note)]
+    assert told[0] == "1 problem is raced again, because the stored winner has not met rogue.zeros"
+    tried = [event.implementation for event in events if isinstance(event, TrialDone)]
+    assert "rogue.zeros" in tried
+    assert tried.count("rogue.honest") <= 1, "what was tried before is known, but the winner must be beaten"
+    assert (result.implementation, result.config) == ("rogue.honest", tuned[1].config)
+    (again,), events = run(rogues, database, "honest", "zeros")
+    assert again.verdict == "kept"
+    assert not statuses(events)
+    assert not [event for event in events if isinstance(event, Note)]
+
+
+@pytest.mark.usefixtures("few_blocks")
 def test_a_slower_candidate_cannot_dethrone_a_winner_that_was_not_searched(rogues: Catalog, database: Path) -> None:
     (result,), events = run(rogues, database, "chatters", retune=True)
     assert result.implementation == "rogue.honest"

@@ -38,8 +38,10 @@ CPU = Device.of("cpu")
 SECOND = replace(CPU, index=1)
 OTHER = replace(CPU, index=1, name="another CPU")
 PROBLEMS = tuple(Problem("square", {"n": n, "dtype": "float32"}) for n in (10_001, 10_002))
-NAPS = "0.0005"
-"""Seconds: longer than what other programs on the cores add, so that the shorter nap always wins."""
+NAPS = "0.002"
+"""Seconds: longer than what other programs on the cores add, so that the shorter nap always wins.
+
+With 0.5 ms, and nine programs at once on two cores, one of four finals could not tell it from the one twice as long."""
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from registry.device import Device
 from registry.problem import Problem
 from registry.tuner.measure.roofline import Peaks
 from registry.tuner.planning.problems import ProblemPlan
-from registry.tuner.storing import problem_key
+from registry.tuner.stored_winners import problem_key
 from registry.tuner.work import run_details, work_of
 
 PROBLEM = Problem("softmax", {"rows": 64, "cols": 256, "dtype": "float32"})

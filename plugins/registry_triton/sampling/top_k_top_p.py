@@ -21,6 +21,7 @@ MOST_COLS = 2**26
 LEAST_SPLIT = 4096
 """Columns of a row that is worth a second launch."""
 
+_LISTS, _JOINED = ("candidates", "columns"), ("joined", "joined_columns")
 _SPLITS = (8, 16, 32, 64)
 _SPLIT_SPACE = Space(SPLITS=_SPLITS, BUCKETS=[8, 16], num_warps=[4, 8, 16])
 
@@ -109,7 +110,7 @@ class SplitTopKTopPSampling(_Sampling):
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
         shape = (problem.rows, problem.cols)
         return {
-            **{name: TensorSpec.contiguous(shape, torch.int32) for name in ("candidates", "columns", "rounds")},
+            **{name: TensorSpec.contiguous(shape, torch.int32) for name in (*_LISTS, *_JOINED, "rounds")},
             "counts": TensorSpec.contiguous((problem.rows, config["SPLITS"]), torch.int32),
         }
 
@@ -118,12 +119,11 @@ class SplitTopKTopPSampling(_Sampling):
         steps = {"BLOCK": each["BLOCK"], "PART": _part(each, device), "STAGES": 1}
         constants = {"SPLITS": config["SPLITS"], "BUCKETS": config["BUCKETS"], **steps}
         k_step, p_step = _step(problem, "top_k"), _step(problem, "top_p")
-        lists = ("candidates", "columns")
         return [
             Launch(
                 split_rows.partial_sampling,
                 grid=(problem.rows * config["SPLITS"],),
-                args=(*lists, "counts", "logits", "top_k", k_step, problem.cols),
+                args=(*_LISTS, "counts", "logits", "top_k", k_step, problem.cols),
                 constants=constants,
                 options=options(config),
             ),
@@ -131,7 +131,7 @@ class SplitTopKTopPSampling(_Sampling):
                 split_rows.combine_sampling,
                 grid=(problem.rows,),
                 args=(
-                    *("samples", *lists, "rounds", "counts", "uniform", "top_k", "top_p"),
+                    *("samples", *_LISTS, *_JOINED, "rounds", "counts", "uniform", "top_k", "top_p"),
                     *(k_step, p_step, problem.cols),
                 ),
                 constants={**constants, "SPAN": each["BLOCK"]},

@@ -14,7 +14,7 @@ from ..display import text
 from ..options import SEVERAL, Database, DeviceName, Json, Plugins, catalog_with, device_of, number, split, whole_number
 from ..problems import options as of_model
 from ..problems.told import check_source, told_shapes
-from ..tune import AllSizes, Implementations, Regime, Retune, Seconds, Trials, TunedOps
+from ..tuning.options import AllSizes, Implementations, Regime, Retune, Seconds, Trials, TunedOps
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -108,11 +108,12 @@ def _out_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, A
 def _logit_errors(named: Mapping[str, Any]) -> torch.Tensor:
     """``logit_errors`` of rows that are long: of halves tensor cores add 16 products at a time and cut off.
 
-    Instead of rounding, which errs both ways: products of one sign lose up to two roundings a step.
+    Instead of rounding, which errs both ways: products of one sign lose up to a unit in the last place, two roundings,
+    a step.
     """
     q = named["q"]
     rounded = math.sqrt(q.shape[-1]) / 2
-    return logit_errors(named, max(rounded, q.shape[-1] / 16) if q.dtype.itemsize == 2 else rounded)
+    return logit_errors(named, max(rounded, q.shape[-1] / 8) if q.dtype.itemsize == 2 else rounded)
 
 
 def _lse_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from ...contract import Backward, Floor, Op, Packed, RowMajor, Tolerance
-from ...errors import ArgumentTypeError, InvalidArgumentError
+from ...errors import InvalidArgumentError
 from ...packed import PackedWeight, column_pieces, dequantized
 from ...problem import Arguments, Problem, Value, dtype_name
-from ...tracing import refuse
-from ..checks import HALVES, shape_text
+from ..checks import HALVES, arguments_by_name, refuse_type, shape_text
 from ..rounding import fp32_weight, underflow, units
 from .formats import check, dims_beside
 from .inputs import KINDS, inputs
@@ -73,20 +72,10 @@ def _flatten(*args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[st
         return _in_schema_order(*args), attributes
     if len(args) > 2 or "qweight" in attributes:
         return args, attributes
-    given = dict(zip(("a", "w"), args, strict=False))
-    if repeated := given.keys() & attributes.keys():
-        refuse(f"gemm_int4: {', '.join(sorted(repeated))} was given twice", kind=ArgumentTypeError)
-    given |= attributes
-    if given.keys() != {"a", "w"}:
-        got = ", ".join(given) or "no arguments"
-        refuse(f"gemm_int4: got {got}", hint="expected a and w", kind=ArgumentTypeError)
+    given = arguments_by_name("gemm_int4", ("a", "w"), (), args, attributes)
     a, w = given["a"], given["w"]
     if not isinstance(w, PackedWeight):
-        refuse(
-            f"gemm_int4: w is a {type(w).__name__}, expected a PackedWeight",
-            hint="w = registry.quantize(weight, bits=4, group_size=128)",
-            kind=ArgumentTypeError,
-        )
+        refuse_type("gemm_int4", "w", w, "a PackedWeight", "w = registry.quantize(weight, bits=4, group_size=128)")
     return _in_schema_order(a, w), {}
 
 

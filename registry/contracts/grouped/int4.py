@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from ...contract import Backward, Floor, Op, Packed, RowMajor, Tolerance
-from ...errors import ArgumentTypeError, InvalidArgumentError
+from ...errors import InvalidArgumentError
 from ...packed import LAYOUT, PackedExperts, check_format, check_parts, dequantized, groups, words, zero_kind
 from ...problem import Arguments, Problem, TensorSpec, Value, dtype_name
-from ...tracing import refuse
-from ..checks import FLOATS, float_dtype, float_tensor, positive, shape_text
+from ..checks import FLOATS, arguments_by_name, float_dtype, float_tensor, positive, refuse_type, shape_text
 from ..packed_gemm_inputs import KINDS, Format, packed_inputs
 from ..rounding import fp32_weight, underflow, units
 from .routing import ROUTING, busy_experts, check_offsets, check_offsets_data, draw_offsets, gap, spans
@@ -59,20 +58,11 @@ def _flatten(*args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[st
     """A call ``(x, weights, offsets)`` as the schema's arguments; a call with the schema's arguments is unchanged."""
     if len(args) > 3 or "qweight" in attributes:
         return args, attributes
-    given = dict(zip(("x", "weights", "offsets"), args, strict=False))
-    if repeated := given.keys() & attributes.keys():
-        refuse(f"{_NAME}: {', '.join(sorted(repeated))} was given twice", kind=ArgumentTypeError)
-    given |= attributes
-    if given.keys() != {"x", "weights", "offsets"}:
-        got = ", ".join(given) or "no arguments"
-        refuse(f"{_NAME}: got {got}", hint="expected x, weights and offsets", kind=ArgumentTypeError)
+    given = arguments_by_name(_NAME, ("x", "weights", "offsets"), (), args, attributes)
     weights = given["weights"]
     if not isinstance(weights, PackedExperts):
-        refuse(
-            f"{_NAME}: weights is a {type(weights).__name__}, expected PackedExperts",
-            hint="weights = registry.PackedExperts.stack([registry.quantize(weight) for weight in ...])",
-            kind=ArgumentTypeError,
-        )
+        made = "weights = registry.PackedExperts.stack([registry.quantize(weight) for weight in ...])"
+        refuse_type(_NAME, "weights", weights, "PackedExperts", made)
     parts = (weights.qweight, weights.scales, weights.zeros, weights.bits, weights.group_size, weights.shape[1])
     return (given["x"], *parts, given["offsets"]), {}
 

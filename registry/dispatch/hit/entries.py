@@ -8,6 +8,7 @@ from typing import Any
 from torch import is_grad_enabled
 
 from ...arguments.schema import Schema
+from ..torch_side.torch_private import tensor_guard
 from .call_parts import CallParts
 from .free_attributes import Free, free_like
 from .guards import Condition, matcher
@@ -81,10 +82,12 @@ class EntryMaker:
         free: Iterable[FreeValue],
         answer: tuple[bool | None, Callable[..., Any], Callable[[], int], Any],
         conditions: Sequence[Condition],
+        *,
+        distinct: bool = False,
     ) -> None:
         """``add`` for a call whose values need no coercion; ``answer`` is (grad mode, run, counter, Resolved).
 
-        ``shape`` is the shape by which such calls are found.
+        ``shape`` is the shape by which such calls are found. ``distinct``: no tensor is missing or given twice.
         """
         parts = self.parts
         expected = parts.compared(given)
@@ -93,7 +96,11 @@ class EntryMaker:
             for number, value in free:
                 compared[number] = value
             expected = tuple(compared)
-        table.add(shape, (matcher(parts.tensors(given), conditions, self._written), expected, *answer), generation)
+        if distinct and not conditions and len(self._written) < 2:
+            check = tensor_guard(*parts.tensors(given))
+        else:
+            check = matcher(parts.tensors(given), conditions, self._written)
+        table.add(shape, (check, expected, *answer), generation)
 
 
 FreeValue = tuple[int, Free]

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import torch
 
 from ...arguments.schema import Parameter, Schema, tensors_in
-from ...arguments.specs import FULL_ALIGNMENT, Argument, MatrixLayout, TensorSpec, fits_int32, quick_spec
+from ...arguments.specs import FULL_ALIGNMENT, Arguments, MatrixLayout, TensorSpec, fits_int32
 from ...generated_code import function
 from ..torch_side.tensor_classes import KINDS
 from ..torch_side.torch_private import kind_guard
 from .free_attributes import free_integer, same
 
-Specs = Callable[..., dict[str, Argument] | None]
-"""``specs(*values)``: a call's values by schema name, tensors as specs; None for a call outside of the family."""
+Specs = Callable[..., Arguments | None]
+"""``specs(*values)``: a call's arguments, which record reads; None for a call outside of the family."""
 
 
 class TensorForm(NamedTuple):
@@ -36,10 +36,14 @@ class TensorForm(NamedTuple):
 
 
 class FamilyGuard(NamedTuple):
-    """The guard of a family, and the forms of its tensors in the schema's order."""
+    """The guard of a family, and the forms of its tensors in the schema's order.
+
+    ``distinct``: no tensor is missing in its calls, nor given twice.
+    """
 
     specs: Specs
     forms: tuple[TensorForm, ...]
+    distinct: bool
 
     @property
     def aligned(self) -> bool:
@@ -82,8 +86,10 @@ def family_of(schema: Schema, values: Sequence[Any], gradient: bool) -> FamilyGu
     for place, (value, kind) in enumerate(zip(values, kinds, strict=True)):
         if kind in {"free", "same"}:
             names[f"e{place}"] = free_integer(value) or value
-    specs: Specs = _maker(schema.names, kinds, tuple(forms), gradient)(**names)
-    return FamilyGuard(specs, tuple(forms))
+    specs: Specs = _maker(schema.name, schema.names, kinds, tuple(forms), gradient)(**names)
+    # torch's guard refuses one tensor that is given twice
+    missing = any(one.holds_tensors and value is None for one, value in zip(schema.parameters, values, strict=True))
+    return FamilyGuard(specs, tuple(forms), not missing)
 
 
 _Kind = str | int
@@ -103,7 +109,7 @@ def _kind(parameter: Parameter, value: Any) -> _Kind:
 
 @lru_cache(maxsize=1024)
 def _maker(
-    names: tuple[str, ...], kinds: tuple[_Kind, ...], forms: tuple[TensorForm, ...], gradient: bool
+    op: str, names: tuple[str, ...], kinds: tuple[_Kind, ...], forms: tuple[TensorForm, ...], gradient: bool
 ) -> Callable[..., Specs]:
     """``make(check=..., device=..., dtype0=..., e1=...)``, which returns ``specs``, 3 times as fast as a loop."""
     lines, items, known, tensors = [], [], ["check", "device"], list[str]()
@@ -115,11 +121,7 @@ def _maker(
         number = len(tensors)
         tensors.append(tensor)
         known.extend(f"{name}{number}" for name in ("dtype", "known", "shape", "strides"))
-        # a weight mostly has the shape of the first call
-        again = f"{tensor}.shape == shape{number} and {tensor}.stride() == strides{number}"
-        less = "" if forms[number].alignment == FULL_ALIGNMENT else f", {forms[number].alignment}"
-        made = f"spec({tensor}.shape, dtype{number}, {tensor}.stride(), device{less})"
-        return f"known{number} if {again} else {made}"
+        return f"s{number}"
 
     for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         given = item = f"a{place}"
@@ -141,14 +143,43 @@ def _maker(
     strange += [f"kinds[type({one})] != 'memory' or {one}.is_nested" for one in tensors]
     strange.append(f"not check({', '.join(tensors)})")
     strange += [_other_form(one, number, form) for number, (one, form) in enumerate(zip(tensors, forms, strict=True))]
-    lines += [*(f"if {demand}: return None" for demand in strange), f"return {{{', '.join(items)}}}"]
+    lines += [f"if {demand}: return None" for demand in strange]
+    for number, (one, form) in enumerate(zip(tensors, forms, strict=True)):
+        lines += _spec_lines(one, number, form)
+    lines += [
+        "made = new(Arguments)",
+        f"made.__dict__.update(op={op!r}, all={{{', '.join(items)}}}, gradient={gradient}, seen=set())",
+        "return made",
+    ]
     lines = [f"def specs({', '.join(f'a{place}' for place in range(len(names)))}):", *(f"    {line}" for line in lines)]
     return function(
         "make",
         ", ".join(known),
         [*lines, "return specs"],
-        {"kinds": KINDS, "spec": quick_spec, "same": same, "grad_enabled": torch.is_grad_enabled, **_BUILT_IN},
+        {
+            "kinds": KINDS,
+            "new": object.__new__,
+            "TensorSpec": TensorSpec,
+            "Arguments": Arguments,
+            "same": same,
+            "grad_enabled": torch.is_grad_enabled,
+            **_BUILT_IN,
+        },
     )
+
+
+def _spec_lines(tensor: str, number: int, form: TensorForm) -> list[str]:
+    """Lines that set ``s0`` to the spec of the first tensor, and so on, without a Python call for each."""
+    values = {"shape": "tuple(shape)", "dtype": f"dtype{number}", "strides": "strides", "device": "device"}
+    given = ", ".join(f"{name}={value}" for name, value in values.items())
+    return [
+        f"shape, strides = {tensor}.shape, {tensor}.stride()",
+        # a weight mostly has the shape of the first call
+        f"if shape == shape{number} and strides == strides{number}: s{number} = known{number}",
+        "else:",
+        f"    s{number} = new(TensorSpec)",
+        f"    s{number}.__dict__.update({given}, alignment={form.alignment})",
+    ]
 
 
 def _other_form(tensor: str, number: int, form: TensorForm) -> str:
@@ -166,4 +197,4 @@ def _other_form(tensor: str, number: int, form: TensorForm) -> str:
     return " or ".join([*demands, *([f"{tensor}.mT.is_contiguous()"] if form.dimensions >= 2 else [])])
 
 
-_BUILT_IN = {"type": type, "len": len, "tuple": tuple, "int": int}
+_BUILT_IN = {"type": type, "len": len, "tuple": tuple, "int": int, "set": set}

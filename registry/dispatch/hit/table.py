@@ -93,10 +93,13 @@ class Table:
             if generation != self.generation:
                 return
             shapes = self.now.shapes
-            if shape not in shapes:
-                self._order.append(shape)
-            # the newest goes first: it was made because no other matched, e.g. for its conditions
-            shapes[shape] = (entry, *shapes.get(shape, ()))[: self._most_entries]
+            known = shapes.get(shape)
+            if known is not None:
+                # the newest goes first: it was made because no other matched, e.g. for its conditions
+                shapes[shape] = (entry, *known)[: self._most_entries]
+                return
+            shapes[shape] = (entry,)
+            self._order.append(shape)
             while len(self._order) > self._most_shapes:
                 del shapes[self._order.popleft()]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ...contract import Op
-from ...implementation import Implementation, Run
-from ...problem import Argument, Arguments, Problem, TensorSpec, exact, getter
+from ...implementation import Run
+from ...problem import Argument, Arguments, Problem, TensorSpec, Value, exact, getter
 
 if TYPE_CHECKING:
     from .plan import Draft, Plan
@@ -16,16 +16,29 @@ MOST_RUNS = 1024
 """The most runs per op; the oldest is dropped, and bound again when it is needed."""
 
 
-class _AnySizeRun(NamedTuple):
-    """A run, the arguments it was bound for, the attributes that were read then, and the implementation.
+class _AnySizeRun:
+    """A run, the arguments and the static dimensions that it was bound for, and the attributes that were read then.
 
     The implementation is held since a key contains its id.
     """
 
-    run: Run
-    arguments: Arguments
-    read: frozenset[str]
-    implementation: Implementation
+    def __init__(self, plan: Plan, arguments: Arguments, static: Callable[[Mapping[str, Value]], Any]) -> None:
+        self.run = plan.run
+        self.arguments = arguments
+        self.read = plan.read
+        self.implementation = plan.candidate.implementation
+        self._static = static
+        self._fixed = static(plan.problem.dims)
+        self._kinds = (*map(type, self._fixed),)
+
+    def serves(self, problem: Problem, arguments: Arguments) -> bool:
+        """True if the run also serves a problem whose arguments are of the same kinds."""
+        dims = self._static(problem.dims)
+        # equal numbers of one type are identical, except for 0.0 and -0.0
+        alike = dims == self._fixed and (*map(type, dims),) == self._kinds
+        if not alike or (0 in dims and exact(dims) != exact(self._fixed)):
+            return False
+        return not self.read or self.bound_by(arguments)
 
     def bound_by(self, arguments: Arguments) -> bool:
         """True if the attributes that binding read are equal in ``arguments``, where they count as read."""
@@ -46,15 +59,9 @@ class AnySizeRuns:
         self._runs: dict[Hashable, _AnySizeRun] = {}
         self._by_run: dict[int, _AnySizeRun] = {}
 
-    def serves(self, plan: Plan, problem: Problem, arguments: Arguments) -> bool:
-        """True if a plan's run also serves ``problem``, whose arguments are of the same kinds."""
-        found = self._by_run.get(id(plan.run))
-        if found is None or (found.read and not found.bound_by(arguments)):
-            return False
-        was, dims = self._static(plan.problem.dims), self._static(problem.dims)
-        # equal numbers of one type are identical, except for 0.0 and -0.0
-        alike = was == dims and [*map(type, was)] == [*map(type, dims)]
-        return alike and (0 not in dims or exact(was) == exact(dims))
+    def of(self, plan: Plan) -> _AnySizeRun | None:
+        """The run of a plan, with what it was bound for; None if it is not kept."""
+        return self._by_run.get(id(plan.run))
 
     def get(self, draft: Draft) -> Run | None:
         """The run that was bound for another size with equal attributes; None without one.
@@ -66,7 +73,7 @@ class AnySizeRuns:
 
     def put(self, draft: Draft, plan: Plan) -> None:
         """Keep the run of a plan that was bound for a draft."""
-        kept = _AnySizeRun(plan.run, draft.signature.arguments, plan.read, draft.candidate.implementation)
+        kept = _AnySizeRun(plan, draft.signature.arguments, self._static)
         self._runs[self._key(draft)] = self._by_run[id(plan.run)] = kept
         while len(self._runs) > self._most:
             dropped = self._runs.pop(next(iter(list(self._runs))), None)

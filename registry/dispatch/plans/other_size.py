@@ -10,6 +10,7 @@ from ...device import Device
 from ...problem import Arguments, Problem
 from .any_size_runs import AnySizeRuns
 from .plan import Candidate, Draft, Plan, build
+from .resizing import Resizing
 
 
 def bound_by_call(
@@ -35,9 +36,9 @@ def at_other_size(plan: Plan, problem: Problem, arguments: Arguments, device: De
         home = Draft(plan.op, plan.candidate, plan.problem, device, plan.signature, plan.prepared)
         runs.put(home, plan)
     if _alike(arguments, plan.signature.arguments):
-        resized = plan.resized(problem, arguments, device, runs)
+        resized = Resizing(plan, device, runs).at(problem, arguments)
         if resized is not None:
-            return resized
+            return resized[1]()
     return Draft.of(plan.op, plan.candidate, problem, arguments, device).from_memory(runs)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
-from typing import Any, TypeVar
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 
@@ -24,20 +24,7 @@ from ...problem import Arguments, Problem, TensorSpec
 from ...space import Config, config_key
 from .any_size_runs import AnySizeRuns
 from .prepared import PreparedTensors
-from .written_plan import resized_call, resized_made, written_call
-
-_Record = TypeVar("_Record")
-_NOTHING: frozenset[str] = frozenset()
-
-
-def changed(record: _Record, **changes: Any) -> _Record:
-    """``dataclasses.replace`` in a fifth of the time: ``__init__`` and ``__post_init__`` are not called.
-
-    Values of cached properties are copied, too.
-    """
-    made: _Record = object.__new__(type(record))
-    made.__dict__.update(record.__dict__, **changes)
-    return made
+from .written_plan import written_call
 
 
 @dataclass(frozen=True)
@@ -94,46 +81,6 @@ class Plan:
             returns_outputs=implementation.returns_outputs,
             refuse_ignored=partial(refuse_ignored, implementation),
         )
-
-    def resized(self, problem: Problem, arguments: Arguments, device: Device, runs: AnySizeRuns) -> Plan | None:
-        """The candidate's plan for another size of arguments of the same kinds.
-
-        None if that would need to compile, load or prepare something.
-        """
-        own, candidate = self.signature, self.candidate
-        implementation = candidate.implementation
-        prepares, has_scratch = _asks(type(implementation))
-        if prepares and not self.prepared.serve(problem, arguments, own.arguments):
-            return None
-        outputs = self.op.new_output_specs(arguments, device.torch)
-        scratch = _scratch(candidate, problem, device) if has_scratch else own.scratch
-        sizes = resized_made(own.outputs, outputs)
-        if has_scratch and sizes is not None:
-            more = resized_made(own.scratch, scratch)
-            sizes = None if more is None else [*sizes, *more]
-        signature = Signature(arguments, outputs, scratch, own.prepared)
-        run = None
-        if not implementation.any_size:
-            if binds_loaded(type(implementation)):
-                # the run's text does not fit outputs or scratch of other kinds
-                like = None if sizes is None else self.run
-                run = implementation.bind_loaded(problem, candidate.config, device, signature, like)
-        elif runs.serves(self, problem, arguments):
-            run = self.run
-        else:
-            run = runs.get(Draft(self.op, candidate, problem, device, signature, self.prepared))
-        if run is None:
-            return None
-        plan = changed(self, problem=problem, signature=signature, artifacts=(), run=run, read=_NOTHING)
-        if implementation.returns_outputs:
-            call = self.call if run is self.run and not scratch else None
-        else:
-            call = None if sizes is None else resized_call(self.call, self.run, run, sizes)
-        if call is None:
-            plan.__dict__.pop("call", None)
-        else:
-            plan.__dict__["call"] = call
-        return plan
 
     def allocate(self) -> Tensors:
         """Uninitialised outputs as the op's fake says."""
@@ -200,7 +147,7 @@ class Draft:
         """The draft with specs of everything that the candidate's launches may name."""
         prepared = PreparedTensors(op, candidate.implementation, problem, candidate.config)
         outputs = op.output_specs(arguments, device.torch)
-        scratch = _scratch(candidate, problem, device)
+        scratch = scratch_of(candidate, problem, device)
         signature = Signature(arguments, outputs, scratch, prepared.specs(arguments))
         return cls(op, candidate, problem, device, signature, prepared)
 
@@ -257,13 +204,8 @@ class Draft:
         return Plan(self.op, self.candidate, self.problem, self.signature, artifacts, run, self.prepared, read)
 
 
-@lru_cache(maxsize=1024)
-def _asks(kind: type[Implementation]) -> tuple[bool, bool]:
-    """(True if implementations of the class may prepare weights, True if they may have scratch)."""
-    return kind.prepared is not Implementation.prepared, kind.scratch is not Implementation.scratch
-
-
-def _scratch(candidate: Candidate, problem: Problem, device: Device) -> dict[str, TensorSpec]:
+def scratch_of(candidate: Candidate, problem: Problem, device: Device) -> dict[str, TensorSpec]:
+    """Specs on the device of the scratch tensors that a candidate needs for a problem."""
     found = candidate.implementation.scratch(problem, candidate.config, device)
     return {name: TensorSpec(spec.shape, spec.dtype, spec.strides, device.torch) for name, spec in found.items()}
 

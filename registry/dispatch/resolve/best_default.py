@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ...arguments.traits import FamilyTraits
@@ -15,6 +16,7 @@ from ...space import Config, Space
 from ..plans.plan import Candidate
 from .answers_or_faults import refusals
 from .learnt import Leaf, WinningConfig, nearest_config
+from .op_winners import Winner
 from .remembered_answers import Remembered
 from .resolution import Choice, default_choice
 from .situation import Situation
@@ -24,60 +26,109 @@ _MOST = 1024
 """The most remembered answers of one family."""
 
 
-class Found(NamedTuple):
-    """A choice; ``narrow``: it needs aligned tensors (multiples of 16 bytes); why winners were passed over."""
+class Found:
+    """A choice for a problem, which ``make`` makes when it is read; ``decision``: what the choice is about.
 
-    choice: Choice
-    narrow: bool
-    misses: tuple[str, ...] = ()
+    ``narrow``: it needs aligned tensors (multiples of 16 bytes). ``misses``: why winners were passed over.
+    """
+
+    __slots__ = ("_make", "candidate", "decision", "misses", "narrow")
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        narrow: bool,
+        make: Callable[[], Choice],
+        decision: Winner | None = None,
+        misses: tuple[str, ...] = (),
+    ) -> None:
+        self.candidate = candidate
+        self.narrow = narrow
+        self.decision = decision
+        self.misses = misses
+        self._make = make
+
+    @property
+    def choice(self) -> Choice:
+        """The choice, with its reason and distance."""
+        return self._make()
+
+    def after(self, misses: tuple[str, ...]) -> Found:
+        """The same choice, after more that was passed over."""
+        misses = (*misses, *self.misses)
+        return Found(self.candidate, self.narrow, self._make, self.decision, misses) if misses else self
 
 
 class BestDefault:
     """Finds the first of ``resolution.default_choices``, for problems of one family of calls.
 
-    Only the learnt rule's leaf is computed for each size; the ranking of a leaf is remembered.
+    Only the learnt rule's leaf is computed for each size, and implementations are asked only where they read the size:
+    whether they can run it in the order of their ranks, up to the first that can.
     """
 
     def __init__(self, situation: Situation) -> None:
         self._learnt = situation.winners.learnt
         self._situation = situation
         self._defaults = [_Default(each, situation) for each in situation.implementations]
-        self._offers = Remembered(self._offered, situation.op.dynamic)
-        self._firsts: dict[Hashable, _First] = {}
+        self._leaves: dict[int, _BestOfLeaf] = {}
 
     def of(self, problem: Problem) -> Found | None:
         """The first of ``default_choices``; None if no implementation can run the problem.
 
         Raises any exception of an implementation's ``preference``, ``space`` or ``default``.
         """
-        offers = self._offers.of(problem)
-        if not offers.able:
-            return None
         leaf = None if self._learnt is None else self._learnt.leaf(problem.dims)
-        place = id(leaf)
-        first = offers.first.get(place)
-        if first is None:
-            first = offers.first[place] = self._first(offers, leaf)
-        return first.found(problem)
+        best = self._leaves.get(id(leaf))
+        if best is None:
+            best = self._leaves[id(leaf)] = _BestOfLeaf(self._defaults, self._situation, leaf)
+        return best.found.of(problem)
 
-    def _offered(self, problem: Problem) -> _Offers:
-        able = []
-        for default in self._defaults:
+
+class _BestOfLeaf:
+    """The best default of the problems of one leaf of the learnt rule; ``found`` remembers it by problem."""
+
+    def __init__(self, defaults: Sequence[_Default], situation: Situation, leaf: Leaf | None) -> None:
+        self._defaults = defaults
+        self._situation = situation
+        self._rank = {} if leaf is None else leaf.places
+        self._order = Remembered(self._ordered, situation.op.dynamic)
+        self._firsts: dict[Hashable, _First] = {}
+        self.found = Remembered(self._found, situation.op.dynamic)
+
+    def _found(self, problem: Problem) -> Found | None:
+        for default, preference in self._order.of(problem):
             narrow = default.narrow.of(problem)
             if narrow is not None:
-                able.append(_Offer(default, default.preference.of(problem), narrow))
-        return _Offers(able)
+                if isinstance(preference, Exception):
+                    raise preference
+                return self._first(default, preference, narrow).found(problem)
+        return None
 
-    def _first(self, offers: _Offers, leaf: Leaf | None) -> _First:
-        rank = {} if leaf is None else leaf.places
-        # min returns the first of equals, as a stable sort would
-        best = min(offers.able, key=lambda one: (rank.get(one.default.implementation.name, len(rank)), -one.preference))
-        key = best, id(leaf)
-        if key not in self._firsts:
+    def _ordered(self, problem: Problem) -> list[tuple[_Default, float | Exception]]:
+        """The implementations, best first, with their preferences; before them those whose preference is a fault.
+
+        A fault matters only if the implementation can run the problem.
+        """
+        faulty: list[tuple[_Default, float | Exception]] = []
+        ranked: list[tuple[int, float, _Default]] = []
+        for default in self._defaults:
+            try:
+                preference = default.preference.of(problem)
+            except Exception as fault:
+                faulty.append((default, fault.with_traceback(None)))
+            else:
+                place = self._rank.get(default.implementation.name, len(self._rank))
+                ranked.append((place, -preference, default))
+        return [*faulty, *((default, -less) for _, less, default in sorted(ranked, key=lambda one: one[:2]))]
+
+    def _first(self, default: _Default, preference: float, narrow: bool) -> _First:
+        key = id(default), preference, narrow
+        first = self._firsts.get(key)
+        if first is None:
             if len(self._firsts) >= _MOST:
                 self._firsts.clear()
-            self._firsts[key] = _First(best, self._situation)
-        return self._firsts[key]
+            first = self._firsts[key] = _First(_Offer(default, preference, narrow), self._situation)
+        return first
 
 
 class _Offer(NamedTuple):
@@ -86,14 +137,6 @@ class _Offer(NamedTuple):
     default: _Default
     preference: float
     narrow: bool
-
-
-class _Offers:
-    """The implementations that can run a problem; ``first``: the best of them by the id of the leaf."""
-
-    def __init__(self, able: list[_Offer]) -> None:
-        self.able = able
-        self.first: dict[int, _First] = {}
 
 
 _Wanted = tuple[Config, WinningConfig | None]
@@ -176,7 +219,8 @@ class _First:
     def _choice(self, problem: Problem, config: Config) -> Found:
         default, preference, narrow = self._offer
         candidate = Candidate(default.implementation, config)
-        return Found(default_choice(self._situation.of(problem), preference, candidate), narrow)
+        make = partial(default_choice, self._situation.of(problem), preference, candidate)
+        return Found(candidate, narrow, make)
 
 
 def demand(implementation: Implementation, problem: Problem, device: Device) -> bool | None:

@@ -34,6 +34,7 @@ class Expectation:
     over     its time over that winner's; None if this configuration was not measured there
     other    the winner on the other side of the problem, if the ranking used it
     nearest  True if ``near`` is the nearest of all winners
+    default  True if the configuration is the implementation's default for the problem
     """
 
     candidate: Candidate
@@ -41,6 +42,7 @@ class Expectation:
     over: float | None = 1.0
     other: Winner | None = None
     nearest: bool = True
+    default: bool = False
 
 
 def expected(
@@ -184,20 +186,26 @@ def _candidates(situation: Situation, implementation: Implementation, sides: lis
         found = True
         yield Expectation(Candidate(implementation, config), side, over, other, nearest)
     if not found:
-        default = _config(situation, implementation)
+        won = _won(situation, implementation)
+        default = _default(situation, implementation) if won is None else won
         if not isinstance(default, str):
             other = sides[1].decision if len(sides) > 1 else None
             # without a parameter there is no other configuration than the one that was timed
             over = None if default else sides[0].decision.baselines.get(name)
-            yield Expectation(Candidate(implementation, default), sides[0], over, other)
+            yield Expectation(Candidate(implementation, default), sides[0], over, other, default=won is None)
 
 
-def _config(situation: Situation, implementation: Implementation) -> dict[str, object] | str:
-    """The configuration with which the implementation won nearest to the problem, else its default."""
+def _won(situation: Situation, implementation: Implementation) -> dict[str, object] | None:
+    """The configuration with which the implementation won nearest to the problem, if it won."""
     for near in situation.winners.nearest(situation.op, situation.problem):
         standing = _stands(near.decision, situation)
         if standing is not None and standing.implementation is implementation:
             return dict(standing.config)
+    return None
+
+
+def _default(situation: Situation, implementation: Implementation) -> dict[str, object] | str:
+    """The default configuration of the implementation, or why it has none."""
     if situation.verified:
         return f"no configuration of {implementation.name} was verified here"
     config = default_of(implementation, situation.problem, situation.device)

@@ -41,10 +41,11 @@ class Failures:
         self.clock: Callable[[], float] = time.monotonic
         self._most_reasons = most_reasons
         self._lock = renewed_in_child(self, "_lock", threading.Lock)
-        self._failures: dict[tuple[Hashable, str], FailedCandidate] = {}
+        self.known: dict[tuple[Hashable, str], FailedCandidate] = {}
+        """By place and candidate key."""
 
     def __len__(self) -> int:
-        return len(self._failures)
+        return len(self.known)
 
     def put(self, op: str, place: Hashable, candidate: Candidate, fault: BaseException, generation: int) -> str:
         """Remember that ``candidate`` fails at ``place``, unless ``clear`` was called since ``generation``.
@@ -55,36 +56,36 @@ class Failures:
         failure, told = FailedCandidate(reason), f"{op}: {candidate} failed and is put aside"
         with self._lock:
             if out_of_memory(fault):
-                known = self._failures.get((place, candidate.key))
+                known = self.known.get((place, candidate.key))
                 pause_s = FIRST_PAUSE_S if known is None else min(2 * known.pause_s, LONGEST_PAUSE_S)
                 failure = FailedCandidate(reason, self.clock() + pause_s, pause_s)
                 told = f"{op}: {candidate} ran out of memory and is put aside for {pause_s:g} s"
             if generation == self.generation:
-                self._failures.pop((place, candidate.key), None)
-                self._failures[place, candidate.key] = failure
-            while len(self._failures) > self._most_reasons:
-                del self._failures[next(iter(self._failures))]
+                self.known.pop((place, candidate.key), None)
+                self.known[place, candidate.key] = failure
+            while len(self.known) > self._most_reasons:
+                del self.known[next(iter(self.known))]
         tell_caller(candidate.implementation, _kind(reason), f"{told}, something else runs instead: {reason}")
         return reason
 
     def find(self, place: Hashable, candidate: Candidate) -> FailedCandidate | None:
         """The failure for which the candidate is put aside at ``place`` now; None if it is not."""
-        if not self._failures:
+        if not self.known:
             return None
-        found = self._failures.get((place, candidate.key))
+        found = self.known.get((place, candidate.key))
         return None if found is None or found.retry_at <= self.clock() else found
 
     def reasons(self, place: Hashable) -> dict[str, str]:
         """The reasons of the candidates that are put aside at ``place``, by candidate key."""
         now = self.clock()
-        known = list(self._failures.items())
+        known = list(self.known.items())
         return {key: one.reason for (where, key), one in known if where == place and one.retry_at > now}
 
     def settle(self, place: Hashable, candidate: Candidate) -> None:
         """Forget that the candidate failed at ``place``, since it has run there."""
-        if self._failures:
+        if self.known:
             with self._lock:
-                self._failures.pop((place, candidate.key), None)
+                self.known.pop((place, candidate.key), None)
 
     def pause(self, failure: FailedCandidate) -> Callable[..., bool]:
         """A condition for table entries: True until the failed candidate is to be tried again."""
@@ -94,7 +95,7 @@ class Failures:
         """Forget all failures, e.g. after a new winner was stored, and those of calls that are running now."""
         with self._lock:
             self.generation += 1
-            self._failures.clear()
+            self.known.clear()
 
 
 def tell_broken(op: str, candidate: Candidate, fault: BaseException) -> None:

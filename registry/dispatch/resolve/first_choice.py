@@ -6,14 +6,15 @@ sizes, so that a new size needs little work.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from ...problem import Problem, Value, getter
+from ...discovery import answers
+from ...problem import Problem, Value, exact_items, getter
 from ...space import Space
-from ..plans.plan import Candidate, changed
+from ..plans.plan import Candidate
 from .best_default import BestDefault, Found, demand
 from .expectations import Expectation, expected, expected_elsewhere
 from .neighbours import octaves_between, sizes_of
@@ -34,7 +35,6 @@ class FirstChoice:
     def __init__(self, situation: Situation) -> None:
         op = situation.op
         self._situation = situation
-        self._along = op.near_along
         self._untuned = situation.winners.is_empty
         self._default = BestDefault(situation)
         self._usable: dict[int, _Usable] = {}
@@ -50,37 +50,55 @@ class FirstChoice:
         """The first of ``choices``; None if a winner's candidate cannot run it. Raises what implementations raise."""
         if self._untuned:
             return self._default.of(problem)
-        usable = self._spans.find(problem.dims)
-        if usable is not None:
-            octaves = self._octaves(problem.dims, usable.sizes)
+        dims = problem.dims
+        usable = self._spans.find(dims)
+        if (
+            usable is not None
             # a winner of exactly this size has other reasons, also if it does not hold
-            own = octaves == 0 or (usable.stale and self._situation.winners.exact(self._situation.op, problem))
-            if not own:
-                return usable.found(problem, octaves)
-        fixed = self._fixed(problem.dims)
+            and usable.is_near(dims)
+            and not (usable.stale and self._has_own(problem))
+            and (usable.default is None or usable.has_default(problem))
+        ):
+            return usable.found(problem)
+        fixed = self._fixed(dims)
         key = *fixed, *map(type, fixed)
-        if key not in self._unanswered:
-            misses: list[str] = []
-            found = self._winner(problem, misses)
+        misses = self._unanswered.get(key)
+        if misses is None:
+            told: list[str] = []
+            found = self._winner(problem, told)
             if not isinstance(found, str):
                 return found
-            self._unanswered[key] = tuple(misses)
+            misses = tuple(told)
+            if not self._any_depends_on_size(problem, dims):
+                self._unanswered[key] = misses
         default = self._similar(problem, key)
-        return default and default._replace(misses=(*self._unanswered[key], *default.misses))
+        return default and default.after(misses)
 
-    def _octaves(self, dims: Mapping[str, Value], sizes: tuple[float, ...]) -> float:
-        """``octaves_between`` the sizes of ``dims`` and ``sizes``."""
-        if len(self._along) > 1:
-            return octaves_between(sizes_of(self._situation.op, dims), sizes)
-        return abs(math.log2(max(float(dims[self._along[0]]), 1) / sizes[0])) if sizes else 0.0
+    def _any_depends_on_size(self, problem: Problem, dims: Mapping[str, Value]) -> bool:
+        """True if winners for static dimensions answer some sizes only: their code is made for each size.
+
+        Then the next best may answer, which differs from winner to winner.
+        """
+        situation = self._situation.of(problem)
+        winners = situation.winners.one_of_each_source(situation.op, dims)
+        standings = [standing_of(winner, situation) for winner in winners]
+        return any(isinstance(one, Standing) and not one.implementation.transfers for one in standings)
+
+    def _has_own(self, problem: Problem) -> bool:
+        """True if a winner of exactly this problem is known, whether or not it holds."""
+        return bool(self._situation.winners.exact(self._situation.op, problem))
 
     def _similar(self, problem: Problem, key: Hashable) -> Found | None:
         """The default by winners of other static dimensions, else the best default; None if it cannot run."""
         usable = self._similar_spans.find(problem.dims)
-        if usable is None and key not in self._alone:
+        if usable is not None and usable.default is not None and not usable.has_default(problem):
+            usable = self._expected_elsewhere(problem.dims, problem)
+        elif usable is None and key not in self._alone:
             usable = self._expected_elsewhere(problem.dims, problem)
             if usable is None:
-                self._alone.add(key)
+                similar = self._situation.winners.similar(self._situation.op, problem)
+                if not any(self._any_depends_on_size(problem, {**problem.dims, **one.static}) for one in similar):
+                    self._alone.add(key)
             elif key in self._seen_similar:
                 self._similar_spans.add_ahead(
                     problem.dims, usable, lambda dims: self._expected_elsewhere(dims, problem)
@@ -89,7 +107,7 @@ class FirstChoice:
                 # larger sizes are looked up at the second size, since many weights are called with one size only
                 self._seen_similar.add(key)
                 self._similar_spans.add(problem.dims, usable)
-        return self._default.of(problem) if usable is None else usable.found(problem, 0.0)
+        return self._default.of(problem) if usable is None else usable.found(problem)
 
     def _expected_elsewhere(self, dims: Mapping[str, Value], like: Problem) -> _Usable | None:
         """The candidate that winners of similar static dimensions suggest for other dimensions."""
@@ -98,10 +116,10 @@ class FirstChoice:
         if found is None:
             return None
         one, static = found
-        place = *self._place(situation.problem, one), *static.items(), one.candidate.implementation.name, one.over
+        place = *self._place(situation.problem, one), *static.items()
         if place not in self._nearest:
             choice = similar_choice(situation, one, static)
-            self._nearest[place] = _Usable(one.near.decision, one.candidate, situation, choice)
+            self._nearest[place] = _Usable(one.near.decision, one.candidate, situation, choice, default=one.default)
         return self._nearest[place]
 
     def _winner(self, problem: Problem, misses: list[str]) -> Found | Literal["none"] | None:
@@ -117,21 +135,21 @@ class FirstChoice:
                 misses.append(f"{shown_exact(situation, decision)}: {why}")
             if isinstance(standing, Standing):
                 found = self._exact(decision, standing, situation)
-                choice = exact_choice(situation, found.candidate, decision, standing.over)
-                narrow = found.narrow.of(problem)
-                return None if narrow is None else Found(choice, narrow, tuple(misses))
+                make = partial(exact_choice, situation, found.candidate, decision, standing.over)
+                narrow = found.narrow(problem)
+                return None if narrow is None else Found(found.candidate, narrow, make, decision, tuple(misses))
         alone = not misses
-        expectation = self._expected(situation, misses)
-        if expectation is None:
+        own = tuple(misses)
+        usable = self._expected(situation, misses)
+        if usable is None:
             return "none"
-        usable, octaves = expectation
         if alone:
             self._spans.add_ahead(problem.dims, usable, lambda dims: self._further(dims, problem))
-        found_near = usable.found(problem, octaves)
-        return found_near and found_near._replace(misses=tuple(misses))
+        near = usable.found(problem)
+        return near and near.after(own)
 
-    def _expected(self, situation: Situation, misses: list[str]) -> tuple[_Usable, float] | None:
-        """The candidate that is expected to be the fastest, even if it cannot run, and the distance of its winner.
+    def _expected(self, situation: Situation, misses: list[str]) -> _Usable | None:
+        """The candidate that is expected to be the fastest, even if it cannot run.
 
         Appends to ``misses`` why nearer winners do not apply; these are the same for all sizes of a span.
         """
@@ -140,28 +158,35 @@ class FirstChoice:
         misses += told
         if one is None:
             return None
-        key = self._place(situation.problem, one), one.candidate.implementation.name, one.over, *told
+        key = self._place(situation.problem, one), *told
         found = self._nearest.get(key)
         if found is None:
             choice = nearest_choice(situation, one)
-            found = self._nearest[key] = _Usable(one.near.decision, one.candidate, situation, choice)
-            found.misses, found.stale = tuple(told), bool(stale)
-        return found, one.near.octaves
+            found = self._nearest[key] = _Usable(
+                one.near.decision, one.candidate, situation, choice, default=one.default
+            )
+            found.misses, found.stale, found.octaves = tuple(told), bool(stale), self._octaves
+        return found
 
     def _place(self, problem: Problem, one: Expectation) -> tuple[Hashable, ...]:
-        """A key of the winners on both sides of a problem, and of the side that the expectation is on."""
+        """A key of the winners on both sides of a problem, of the expectation's side, and of its candidate."""
         near = one.near.decision
         here, there = (sizes_of(self._situation.op, dims) for dims in (problem.dims, near.problem.dims))
         sides = [(size > far) - (size < far) for size, far in zip(here, there, strict=True)]
-        return id(near), id(one.other), one.nearest, *sides
+        candidate = one.candidate.implementation.name, exact_items(one.candidate.config)
+        return id(near), id(one.other), one.nearest, *sides, *candidate, one.over
 
     def _further(self, dims: Mapping[str, Value], like: Problem) -> _Usable | None:
         """The candidate that is expected to be the fastest at ``dims``; None if these have a winner of their own."""
         further = Problem(like.op, dims, like.traits)
         if self._situation.winners.exact(self._situation.op, further):
             return None
-        expectation = self._expected(self._situation.of(further), [])
-        return expectation and expectation[0]
+        return self._expected(self._situation.of(further), [])
+
+    def _octaves(self, dims: Mapping[str, Value], decision: Winner) -> float:
+        """The distance of a decision from a problem with these dimensions."""
+        op = self._situation.op
+        return octaves_between(sizes_of(op, dims), sizes_of(op, decision.problem.dims))
 
     def _exact(self, decision: Winner, standing: Standing, situation: Situation) -> _Usable:
         """The candidate by which a decision answers calls of its own size."""
@@ -176,10 +201,20 @@ class _Usable:
     """A candidate and the problems that it can run: a winner's, or that of ``choice``, expected to be fast near it."""
 
     def __init__(
-        self, decision: Winner, candidate: Candidate, situation: Situation, choice: Choice | None = None
+        self,
+        decision: Winner,
+        candidate: Candidate,
+        situation: Situation,
+        choice: Choice | None = None,
+        *,
+        default: bool = False,
     ) -> None:
         self.candidate = candidate
-        self.sizes = sizes_of(situation.op, decision.problem.dims)
+        self._decision = decision
+        self._sizes = getter(situation.op.near_along)
+        self._own = self._sizes(decision.problem.dims)
+        self.octaves: Callable[[Mapping[str, Value], Winner], float] | None = None
+        """The distance of the decision from other dimensions; None for a default."""
         self.misses: tuple[str, ...] = ()
         """Why nearer winners do not apply."""
         self.stale = False
@@ -189,9 +224,13 @@ class _Usable:
         self._device = device
         self._space: Space | None = None
         self._fits = Remembered(self._is_point, dynamic)
+        self.default = (
+            Remembered(lambda problem: answers.default_config(implementation, problem, device), dynamic)
+            if default
+            else None
+        )
+        """The implementation's default by problem, if that is the configuration; else None."""
         self._demand = Remembered(lambda problem: demand(implementation, problem, device), dynamic)
-        self.narrow = Remembered(self._narrow, dynamic)
-        """By problem: None if the candidate cannot run it, else whether it refuses tensors that are not aligned."""
 
     def _is_point(self, problem: Problem) -> bool:
         """True if the configuration is valid for a problem; fast if it has the space of the problem before."""
@@ -202,13 +241,29 @@ class _Usable:
             self._space = space
         return True
 
-    def _narrow(self, problem: Problem) -> bool | None:
+    def narrow(self, problem: Problem) -> bool | None:
+        """None if the candidate cannot run a problem, else whether it refuses tensors that are not aligned."""
         narrow = self._demand.of(problem)
         return narrow if narrow is not None and self._fits.of(problem) else None
 
-    def found(self, problem: Problem, octaves: float) -> Found | None:
-        """The choice for a problem ``octaves`` away from the decision's; None if the candidate cannot run it."""
-        narrow = self.narrow.of(problem)
+    def is_near(self, dims: Mapping[str, Value]) -> bool:
+        """True if a problem with these dimensions has another size than the decision's."""
+        return self._sizes(dims) != self._own
+
+    def has_default(self, problem: Problem) -> bool:
+        """True if the configuration, a default, is the default for a problem, too."""
+        return self.default is not None and exact_items(self.default.of(problem)) == exact_items(self.candidate.config)
+
+    def found(self, problem: Problem) -> Found | None:
+        """The choice for a problem; None if the candidate cannot run it."""
+        narrow = self.narrow(problem)
         if self._choice is None or narrow is None:
             return None
-        return Found(changed(self._choice, octaves=octaves), narrow, self.misses)
+        decision = self._choice.decision
+        return Found(self.candidate, narrow, partial(self._choice_at, problem.dims), decision, self.misses)
+
+    def _choice_at(self, dims: Mapping[str, Value]) -> Choice:
+        assert self._choice is not None
+        if self.octaves is None:
+            return self._choice
+        return replace(self._choice, octaves=self.octaves(dims, self._decision))

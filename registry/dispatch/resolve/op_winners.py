@@ -140,6 +140,15 @@ class OpWinners:
         near = known.near(problem.dims)
         return [similar for similar in near if self._group(op, {**problem.dims, **similar.static}) is not None]
 
+    def one_of_each_source(self, op: Op, dims: Mapping[str, Any]) -> list[Winner]:
+        """A winner of each source that has one for these static dimensions, or one that transfers to them."""
+        group = self._group(op, dims)
+        if group is None:
+            return []
+        reached = np.flatnonzero(group.octaves(sizes_of(op, dims)) < np.inf).tolist()
+        places = {self._labels(place)[1]: place for place in [group.places[index] for index in reached]}
+        return [one.winner for one in map(self._at, places.values()) if one is not None]
+
     def stretch(self, op: Op, dims: Mapping[str, Any], name: str) -> float:
         """The greatest size of static dimension ``name`` to which exactly the winners transfer that do to ``dims``."""
         group = self._group(op, dims)

@@ -14,6 +14,7 @@ from ...arguments.traits import FamilyTraits
 from ...problem import Problem, getter
 
 _MOST_ANSWERS = 1024
+_UNASKED = object()
 
 _Answer = TypeVar("_Answer")
 
@@ -26,7 +27,7 @@ class _AnswersByDimensions(Generic[_Answer]):
     def __init__(self, names: frozenset[str]) -> None:
         self.names = names
         self.values = getter(sorted(names))
-        self.answers: dict[Hashable, _Answer] = {}
+        self.answers: dict[Hashable, _Answer | object] = {}
 
 
 class Remembered(Generic[_Answer]):
@@ -43,12 +44,13 @@ class Remembered(Generic[_Answer]):
 
     def of(self, problem: Problem) -> _Answer:
         """The answer for a problem. Raises any exception of ``ask``."""
-        known = self._known
-        if known is None or not isinstance(problem.traits, FamilyTraits):
+        known, traits = self._known, problem.traits
+        if known is None or not isinstance(traits, FamilyTraits):
             return self._ask(problem)
         # with types, since 1, 1.0 and True are equal
         key = (*(values := known.values(problem.dims)), *map(type, values)) if known.names else ()
-        return known.answers[key] if key in known.answers else self._asked(problem, problem.traits, known)
+        answer = known.answers.get(key, _UNASKED)
+        return self._asked(problem, traits, known) if answer is _UNASKED else answer  # type: ignore[return-value]
 
     def _asked(self, problem: Problem, traits: FamilyTraits, known: _AnswersByDimensions[_Answer]) -> _Answer:
         dims, taken = WatchedValues(problem.dims), traits.taken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +17,11 @@ from ...problem import Problem, TensorSpec
 from ..hit.counter import Counter
 from ..hit.guards import Condition
 from ..plans.plan import Plan
+from ..plans.resizing import Resized
+from .best_default import Found
 from .resolution import Choice
+
+Conditions = tuple[Condition, ...]
 
 
 @dataclass(frozen=True)
@@ -35,18 +40,23 @@ class Resolved:
     place: Hashable = None
     plan: Plan | None = None
     misses: tuple[str, ...] = ()
-    conditions: tuple[Condition, ...] = ()
+    conditions: Conditions = ()
     makeshift: bool = False
     plain_torch: bool = False
     untuned: bool = False
     calls: Counter = field(default_factory=Counter, compare=False)
+
+    @cached_property
+    def checked(self) -> bool:
+        """Whether the outputs of each first call are checked."""
+        return self.plan is not None and self.plan.candidate.implementation.returns_outputs
 
     def check(self, outputs: Any, values: tuple[Any, ...]) -> None:
         """Check the outputs that a ``returns_outputs`` implementation returned for ``values``.
 
         Raises RegistryError unless they are plain tensors as the op declares them, without an argument's memory.
         """
-        if self.plan is None or not self.plan.candidate.implementation.returns_outputs:
+        if not self.checked or self.plan is None:
             return
         given = self.plan.returned(outputs)
         expected = self.plan.signature.outputs
@@ -62,23 +72,27 @@ class Resolved:
                 raise RegistryError(f"{self.plan.candidate} returned {name}, which shares memory with an argument")
 
 
-def resized(choice: Choice, plan: Plan, misses: tuple[str, ...], conditions: tuple[Condition, ...]) -> Resolved:
-    """The answer to another size of a call, without a place. Made without ``__init__``, for speed."""
-    made = object.__new__(Resolved)
-    made.__dict__.update(
-        choice=choice,
-        run=plan.call,
-        problem=plan.problem,
-        place=None,
-        plan=plan,
-        misses=misses,
-        conditions=conditions,
-        makeshift=False,
-        plain_torch=False,
-        untuned=choice.step == "default",
-        calls=Counter(),
-    )
-    return made
+class ResizedAnswer(Resolved):
+    """The answer to another size of a call, without a place; its plan, choice and reasons are made when they are read.
+
+    ``found`` has the choice, ``make_plan()`` returns the plan of ``run``.
+    """
+
+    choice = cached_property(lambda self: self.found.choice)
+    misses = cached_property(lambda self: self.found.misses)
+    plan = cached_property(lambda self: self.make_plan())
+    untuned = cached_property(lambda self: self.choice.step == "default")
+
+    @staticmethod
+    def of(found: Found, problem: Problem, resized: Resized, conditions: Conditions, *, checked: bool) -> ResizedAnswer:
+        """The answer by a choice's plan. Made without ``__init__``, for speed."""
+        run, make_plan = resized
+        made: ResizedAnswer = object.__new__(ResizedAnswer)
+        made.__dict__.update(
+            found=found, run=run, make_plan=make_plan, problem=problem, conditions=conditions, checked=checked,
+            calls=Counter(),
+        )  # fmt: skip
+        return made
 
 
 class Attempt:

@@ -20,6 +20,12 @@ _MOST = 1024
 _Winner = TypeVar("_Winner")
 
 
+_Found = tuple[
+    str, Callable[[Mapping[str, Value]], tuple[Value, ...]], tuple[Value, ...], tuple[type, ...], int, int, _Winner
+]
+"""A span that was found: its dimension, a function that returns all others, their values and types, and its ends."""
+
+
 class Spans(Generic[_Winner]):
     """Winners by the spans of sizes, along each dimension that may differ, to which they are the nearest.
 
@@ -33,20 +39,28 @@ class Spans(Generic[_Winner]):
         self._along = [(name, getter(sorted(others - {name}))) for name in (*sorted(op.dynamic), *static)]
         self._stretches = {} if stretch is None else dict.fromkeys(static, stretch)
         self._spans: dict[Hashable, dict[int, tuple[int, int, _Winner]]] = {}
+        self._latest: _Found[_Winner] | None = None
 
     def find(self, dims: Mapping[str, Value]) -> _Winner | None:
         """The winner of a span that contains these dimensions; None without one.
 
         The ends of a span are sizes that were added.
         """
-        if not self._spans:
-            return None
+        if self._latest is not None:
+            name, others, fixed, kinds, first, last, winner = self._latest
+            size, given = dims[name], others(dims)
+            if type(size) is int and first <= size <= last and given == fixed and (*map(type, given),) == kinds:
+                return winner
+        return self._looked_up(dims) if self._spans else None
+
+    def _looked_up(self, dims: Mapping[str, Value]) -> _Winner | None:
         for name, others in self._along:
-            size = dims[name]
-            spans = self._spans.get(self._key(dims, name, others(dims)))
+            size, fixed = dims[name], others(dims)
+            spans = self._spans.get(self._key(dims, name, fixed))
             if spans is not None and type(size) is int:
                 for first, last, winner in spans.values():
                     if first <= size <= last:
+                        self._latest = name, others, fixed, (*map(type, fixed),), first, last, winner
                         return winner
         return None
 

@@ -19,7 +19,7 @@ from .forwards.norms import replace_norm
 from .forwards.rotary import replace_rotary, restore_rotary
 from .loss_proofs import between_output_and_loss, output_layer
 from .losses import causal_lm_loss
-from .quantization.experts import expert_modules
+from .quantization.experts import expert_modules, packed_experts
 from .quantizing import format_of, pack_linears
 from .report import ApplyReport
 from .swapping import Swapped, swap, swapped, unswap
@@ -67,7 +67,7 @@ def apply(
     for name, module in list(model.named_modules()):
         if not isinstance(module, Swapped):
             _replace(module, name, report)
-    for name, module in list(expert_modules(model)):
+    for name, module in [*expert_modules(model), *packed_experts(model)]:
         if not isinstance(module, Swapped):
             told = replace_experts(module)
             report.leave(f"experts: {told}", name) if told else report.add("experts", name)

@@ -81,11 +81,6 @@ class Gpu:
         rates = self._ask(self._library.nvmlDeviceGetUtilizationRates, self._handle)
         return None if rates is None else int(rates.gpu)
 
-    def memory_used_bytes(self) -> int | None:
-        """Bytes that all processes together hold of the device's memory."""
-        found = self._ask(self._library.nvmlDeviceGetMemoryInfo, self._handle)
-        return None if found is None else int(found.used)
-
     def node_number(self) -> int | None:
         """The number of its device node: 2 of /dev/nvidia2."""
         found = self._ask(self._library.nvmlDeviceGetMinorNumber, self._handle)

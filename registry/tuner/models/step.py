@@ -19,6 +19,8 @@ Called = tuple[str, Mapping[str, Value]]
 CalledKey = tuple[str, tuple[tuple[str, Value], ...]]
 """A ``Called`` that can be counted."""
 
+_PACKED_EXPERTS = ("int4", "w4a8")
+"""Quantised models whose experts have packed weights, and whole activations."""
 _ROUNDED = {"fp8": "float8_e4m3fn", "w8a8": "int8", "w4a8": "int8"}
 """What activations are rounded to, by the quantisation of the layers."""
 
@@ -197,7 +199,7 @@ class _Step:
             choice: Dims = {"experts": experts.count, "top_k": experts.top_k, "renormalize": experts.renormalize}
             dims: Dims = {"tokens": self._tokens, **choice, "scoring": experts.scoring, "dtype": self._dtype}
             yield from self._differentiated("topk_softmax", dims)
-        if experts.activation and not self._training and self._workload.quantize != "int4":
+        if experts.activation and not self._training and self._workload.quantize not in _PACKED_EXPERTS:
             yield "fused_moe", self._fused(experts)
             return
         rows = self._tokens * experts.top_k
@@ -242,7 +244,7 @@ class _Step:
             yield from self._differentiated("linear", {**sizes, "bias": product.bias, "dtype": self._dtype})
 
     def _grouped(self, dims: Mapping[str, Value]) -> Iterator[Called]:
-        if self._workload.quantize in ("int4", "w4a8"):
+        if self._workload.quantize in _PACKED_EXPERTS:
             form: Dims = {"group_size": min(self._workload.group_size, int(dims["k"])), "zeros": "integer"}
             yield "grouped_gemm_int4", {**dims, **form, "dtype": self._dtype}
         else:

@@ -22,7 +22,7 @@ from .twin import twin_of
 
 _MEMORY_SHARE = 0.8
 _SCRATCHES = 2
-"""Scratch buffers that a candidate has at once: one for all timed launches, and one for a run beside them."""
+"""Scratch buffers at once: a trial has one at a time; in the finals the incumbent and a challenger keep one each."""
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,11 @@ class TimedPlan:
         del self.launches[copies:], self.outputs[copies:]
         self.between.copies = range(copies)
 
+    def release(self) -> None:
+        """Let go of the launches and their scratch: runs that follow have scratch of their own."""
+        self.launches.clear()
+        self._scratch.clear()
+
     def show(self, kind: str, values: tuple[Any, ...]) -> None:
         """Overwrite the timed inputs in place; tensors that the host prepared from them are prepared anew."""
         rotation, prepared = self._session.rotation, self._plan.prepared

@@ -106,7 +106,25 @@ class Worker:
             self._probes.check(plan, job.entrant.by_key)
         announce("measure")
         self._clocks.warm()
-        timed, probed = self._timed(plan, session), False
+        found = self._measured(job, plan, session, protocol, announce)
+        probed = False
+        if _is_promising(found, job.best_us):
+            leads = job.best_us is None or (found.median_us or 0.0) <= job.best_us
+            if leads and not first:
+                self._probes.check(plan, job.entrant.by_key)
+            if leads or self._probes.come_first_of_own_size(plan, twin):
+                announce.go_on()
+                self._probes.check_own_size(plan, session, job.entrant.by_key, twin)
+                probed = leads or first
+        # while the plan lives: its end may put back what it replaced
+        self._check_trust()
+        return replace(found, details={**found.details, PROBED: True}) if probed else found
+
+    def _measured(
+        self, job: TrialJob, plan: Plan, session: Session, protocol: TimingProtocol, announce: Steps
+    ) -> Outcome:
+        """The times of a plan's launches, which were right, and whose memory is free again; raises WrongError."""
+        timed = self._timed(plan, session)
         sampler = self._sampler(plan, timed, session, protocol, job.best_us)
         try:
             found = measure(sampler, protocol, job.best_us, self._clocks, announce.go_on)
@@ -114,21 +132,12 @@ class Worker:
             verify_timed(timed, sampler, session)
             if fault := self._beats_the_device(session, found.samples):
                 raise WrongError("wrong_result", fault)
-            if _is_promising(found, job.best_us):
-                if session.twin is None:
-                    timed.between.check_kept()
-                leads = job.best_us is None or (found.median_us or 0.0) <= job.best_us
-                if leads and not first:
-                    self._probes.check(plan, job.entrant.by_key)
-                if leads or self._probes.come_first_of_own_size(plan, twin):
-                    announce.go_on()
-                    self._probes.check_own_size(plan, session, job.entrant.by_key, twin)
-                    probed = leads or first
-            # while the plan lives: its end may put back what it replaced
-            self._check_trust()
+            if _is_promising(found, job.best_us) and session.twin is None:
+                timed.between.check_kept()
+            return found
         finally:
             sampler.close()
-        return replace(found, details={**found.details, PROBED: True}) if probed else found
+            timed.release()
 
     def block(self, job: BlockJob, announce: Announce) -> TimedBlock:
         """Time entrants in interleaved rounds; an entrant that cannot run, or is wrong now, is left out with its fault.

@@ -9,7 +9,7 @@ import pytest
 
 from registry import Device
 from registry.discovery.catalog import Catalog
-from registry.tuner.storing import problem_key
+from registry.tuner.stored_winners import problem_key
 from tuning_db import CandidateKey, Decision, Environment, Interval, Protocol, Store
 
 from ..conftest import Command

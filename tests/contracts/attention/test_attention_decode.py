@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -286,8 +287,15 @@ LONG = {"kv_len": 1008, "head_dim": 128, "softcap": True, "kv_dtype": "float8_e4
 """Where one key has nearly all of the weight, those of the others are below the normal numbers of float16."""
 
 
-@pytest.mark.parametrize("dims", [{}, {"span": 21, "softcap": True}, {"kv_dtype": "float8_e4m3fn"}, LONG], ids=str)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("dims", "dtype"),
+    one_of_each(
+        itertools.product(
+            ({}, {"span": 21, "softcap": True}, {"kv_dtype": "float8_e4m3fn"}, LONG), ("bfloat16", "float16", "float32")
+        ),
+        lambda dims, dtype: str(dims),
+    ),
+)
 def test_weights_rounded_to_the_dtype_are_accepted(dims: Mapping[str, Any], dtype: str) -> None:
     small = {**SMALL, **dims, "dtype": dtype}
     assert accepted(OP, small, OP.reference)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from registry.contracts import ATTENTION, ATTENTION_BACKWARD
 from registry.contracts.attention.logits import ScoredCall
 from registry.problem import Value
 
+from ...tiers import one_of_each
 from ..accepting import accepted
 from ..mutants import Mutant, put, tampered
 
@@ -163,9 +165,16 @@ BACKWARD: Mapping[str, tuple[Mutant, Mapping[str, Value]]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
-    ("op", "mutants"), [(ATTENTION, FORWARD), (ATTENTION_BACKWARD, BACKWARD)], ids=["forward", "backward"]
+    ("op", "mutants", "dtype"),
+    one_of_each(
+        [
+            pytest.param(op, mutants, dtype, id=f"{name}-{dtype}")
+            for name, op, mutants in (("forward", ATTENTION, FORWARD), ("backward", ATTENTION_BACKWARD, BACKWARD))
+            for dtype in ("float32", "float16", "bfloat16")
+        ],
+        lambda op, mutants, dtype: op.name,
+    ),
 )
 def test_tolerances_accept_the_reference_and_refuse_mutants(
     op: Op, mutants: Mapping[str, tuple[Mutant, Mapping[str, Value]]], dtype: str
@@ -228,10 +237,18 @@ def _by_half_slopes(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: An
     return tuple([x.transpose(1, 2).to(q.dtype).contiguous() for x in summed])
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(
-    "more", [{}, {"softcap": True, "span": 100, "q_len": 300}, {"causal": False, "mask": "additive"}], ids=str
+FORMS: tuple[Mapping[str, Value], ...] = (
+    {},
+    {"softcap": True, "span": 100, "q_len": 300},
+    {"causal": False, "mask": "additive"},
 )
+
+
+def _of_a_form(more: Mapping[str, Value], dtype: str) -> object:
+    return str(more)
+
+
+@pytest.mark.parametrize(("more", "dtype"), one_of_each(itertools.product(FORMS, ("float16", "bfloat16")), _of_a_form))
 def test_weights_and_slopes_in_half_are_right(more: Mapping[str, Value], dtype: str) -> None:
     dims = {**DIMS, "kv_len": 512, "head_dim": 128, **more, "dtype": dtype}
     assert accepted(ATTENTION, dims, _by_half_weights)

@@ -11,7 +11,7 @@ import torch
 from registry import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.tuner.storing import problem_key
+from registry.tuner.stored_winners import problem_key
 from tuning_db import CandidateKey, Decision, Environment, Protocol, Store
 
 Sizes = Mapping[str, Any]

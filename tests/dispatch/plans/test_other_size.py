@@ -142,6 +142,16 @@ def test_a_loaded_kernel_is_bound_to_other_sizes_and_attributes() -> None:
     torch.testing.assert_close(found(x, 3), 3 * x)
 
 
+@pytest.mark.parametrize("implementation", [Adding(), Multiplying()])
+def test_the_signature_of_another_size_has_its_own_specs(implementation: Implementation) -> None:
+    found = resized(bound(implementation), n=7, times=3)
+    assert found is not None
+    arguments = found.signature.arguments
+    assert found.signature.outputs == REPEAT.new_output_specs(arguments, CPU.torch)
+    assert found.signature.misaligned().outputs["y"].alignment < 16
+    assert found.signature.operands["y"].value == found.signature.outputs["y"]
+
+
 def test_nothing_is_compiled_for_another_size() -> None:
     class Own(Multiplying):
         any_size = False

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import registry
-from registry.integrations.transformers import apply
+from registry.integrations.transformers import apply, restore
+from registry.integrations.transformers.swapping import unswap
 
 from .tiny_models import tiny
 
@@ -59,3 +60,43 @@ def test_experts_of_other_devices_add_nothing() -> None:
         for kept in (mine, ~mine):
             parts.append(experts_of(model)(hidden, ids.masked_fill(~kept, 4), weights))
     torch.testing.assert_close(parts[0] + parts[1], whole, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:nothing was recorded")
+def test_an_implementation_that_is_asked_for_afterwards_is_transformers(tmp_path: Path) -> None:
+    model = tiny("mixtral")
+    before = model.config._experts_implementation
+    apply(model)
+
+    def called() -> tuple[bool, torch.Tensor]:
+        calls = tmp_path / "calls.yaml"
+        calls.write_text("")
+        with torch.no_grad(), registry.record(calls):
+            y: torch.Tensor = experts_of(model)(*routed())
+        return "fused_moe:" in calls.read_text(), y
+
+    own, expected = called()
+    assert own
+    for name in ("eager", "batched_mm", before):
+        model.set_experts_implementation(name)
+        own, y = called()
+        assert not own
+        torch.testing.assert_close(y, expected, atol=1e-5, rtol=1e-4)
+    restore(model)
+    apply(model)
+    assert called()[0]
+
+
+def test_packed_experts_gate_by_one_op(tmp_path: Path) -> None:
+    model = tiny("mixtral", torch.bfloat16)
+    apply(model, quantize="int4", group_size=32)
+    hidden, ids, weights = routed()
+    given, results = (hidden.bfloat16(), ids, weights.bfloat16()), []
+    with torch.no_grad():
+        with registry.record(tmp_path / "calls.yaml"):
+            results.append(experts_of(model)(*given))
+        unswap(experts_of(model))
+        results.append(experts_of(model)(*given))
+    called = (tmp_path / "calls.yaml").read_text()
+    assert {name in called for name in ("silu_and_mul:", "grouped_gemm_int4:")} == {True}
+    torch.testing.assert_close(*results, atol=1e-3, rtol=2e-2)

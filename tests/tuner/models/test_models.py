@@ -120,6 +120,10 @@ def test_quantised_layers_call_the_ops_of_their_weights_and_the_head_does_not(bo
     assert len(int8.shapes.problems["gemm_int8"]) == 8
     experts = derived(box, "mixtral-8x7b-v0.1", Workload((1,), (64,), quantize="int4"))
     assert counted(experts, "grouped_gemm_int4", "m", "n", "k")[2, 28672, 4096] == 32 * NEW_TOKENS
+    assert counted(experts, "silu_and_mul", "rows", "cols")[2, 14336] == 32 * NEW_TOKENS
+    rounded = derived(box, "mixtral-8x7b-v0.1", Workload((1,), (64,), quantize="w4a8"))
+    assert "fused_moe" not in rounded.shapes.problems
+    assert counted(rounded, "grouped_gemm_int4", "m", "n", "k") == counted(experts, "grouped_gemm_int4", "m", "n", "k")
     # the router stays as it is
     assert counted(experts, "linear", "m", "n")[1, 8] == 32 * NEW_TOKENS
     with pytest.raises(InvalidArgumentError, match="no gradient"):

@@ -44,31 +44,31 @@ def partial_sampling(
 
 @triton.jit(do_not_specialize=["k_step", "p_step"])
 def combine_sampling(
-    samples, candidates, columns, rounds, counts, uniform, top_k, top_p, k_step, p_step, cols, SPLITS: tl.constexpr,
-    BUCKETS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, SPAN: tl.constexpr,
+    samples, candidates, columns, joined, joined_columns, rounds, counts, uniform, top_k, top_p, k_step, p_step, cols,
+    SPLITS: tl.constexpr, BUCKETS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    SPAN: tl.constexpr,
 ):  # fmt: skip
-    """Second launch: a row a program, which joins the parts' candidates in place and samples from them.
+    """Second launch: a row a program, which joins the parts' candidates and samples from them.
 
-    SPAN is the BLOCK of the first launch. ``rounds`` [rows, cols] int32 holds the candidates of rounds.
+    SPAN is the BLOCK of the first launch. ``joined`` and ``joined_columns`` [rows, cols] int32 hold the candidates one
+    part after the other, ``rounds`` [rows, cols] int32 those of rounds.
     """
     program = tl.program_id(0).to(tl.int64)
-    keys, own_columns = candidates + program * cols, columns + program * cols
-    span = tl.cdiv(cols, SPLITS * SPAN) * SPAN
-    total = tl.zeros([], tl.int32)
-    for split in range(SPLITS):
-        begin = tl.minimum(split * span, cols)
-        count = tl.load(counts + program * SPLITS + split)
-        for start in tl.range(0, count, BLOCK):
-            place = start + tl.arange(0, BLOCK)
-            inside = place < count
-            key = tl.load(keys + begin + place, mask=inside, other=0)
-            column = tl.load(own_columns + begin + place, mask=inside, other=0)
-            # joined in place: none is written where one has still to be read
-            tl.debug_barrier()
-            tl.store(keys + total + place, key, mask=inside)
-            tl.store(own_columns + total + place, column, mask=inside)
-        total += count
+    split = tl.arange(0, SPLITS)
+    begin = program * cols + tl.minimum(split * (tl.cdiv(cols, SPLITS * SPAN) * SPAN), cols)
+    count = tl.load(counts + program * SPLITS + split)
+    total = tl.sum(count, 0)
+    target = program * cols + tl.cumsum(count, 0) - count
+    # some candidates of every part at a time: one part after the other would wait for memory in each
+    for start in tl.range(0, tl.max(count, 0), BLOCK // SPLITS):
+        place = start + tl.arange(0, BLOCK // SPLITS)[None, :]
+        inside = place < count[:, None]
+        key = tl.load(candidates + begin[:, None] + place, mask=inside, other=0)
+        column = tl.load(columns + begin[:, None] + place, mask=inside, other=0)
+        tl.store(joined + target[:, None] + place, key, mask=inside)
+        tl.store(joined_columns + target[:, None] + place, column, mask=inside)
     tl.debug_barrier()
+    keys, own_columns = joined + program * cols, joined_columns + program * cols
     if top_k is not None:
         top_k += program * k_step
     if top_p is not None:

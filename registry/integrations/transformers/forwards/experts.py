@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ....api import call
+from ....nn import PackedExpertsMlp
 from ....nn.expert_rows import ExpertRows
 from ..swapping import Swapped, swap
 from .activations import ActivationKind, activation_kind, gated
@@ -13,18 +17,21 @@ from .activations import ActivationKind, activation_kind, gated
 class ExpertsForward(Swapped):
     """``down(act(gate(x)) * up(x))`` of each token's experts, summed with the router's weights.
 
-    By fused_moe; where a gradient is needed by grouped_gemm, whose gradients have kernels of their own.
+    By fused_moe; where a gradient is needed by grouped_gemm, whose gradients have kernels of their own. Once
+    ``set_experts_implementation`` has asked for another of transformers' implementations, these compute.
     """
 
     gate_up_proj: torch.nn.Parameter
     down_proj: torch.nn.Parameter
     registry_kind: ActivationKind
+    registry_replaced: str | None
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         gate_up, down = self.gate_up_proj, self.down_proj
-        if hidden_states.dtype is not gate_up.dtype or torch.is_autocast_enabled(hidden_states.device.type):
+        otherwise = hidden_states.dtype is not gate_up.dtype or torch.is_autocast_enabled(hidden_states.device.type)
+        if otherwise or self._is_asked_for_another():
             plain: torch.Tensor = super().forward(hidden_states, top_k_index, top_k_weights)
             return plain
         given = (hidden_states, gate_up, down, top_k_weights)
@@ -37,11 +44,43 @@ class ExpertsForward(Swapped):
         y: torch.Tensor = call("grouped_gemm", inner, down, rows.offsets)
         return rows.summed(y, top_k_weights, hidden_states.dtype)
 
+    def _is_asked_for_another(self) -> bool:
+        """True from the first call on at which the model's configuration names another implementation than before."""
+        if _implementation(self) == self.registry_replaced:
+            return False
+        if not is_dynamo_compiling():
+            # a way back to the name that stood there before is a choice, too
+            self.__dict__["registry_replaced"] = "another"
+        return True
+
+
+class PackedExpertsForward(Swapped):
+    """Packed experts whose activation and product with up are one op."""
+
+    registry_kind: ActivationKind
+
+    def gated(self, both: torch.Tensor) -> torch.Tensor:
+        """As PackedExpertsMlp."""
+        return gated(both, self.registry_kind)
+
+
+def _implementation(module: torch.nn.Module) -> str | None:
+    """The name of transformers' implementation that the module's configuration asks for, None without one."""
+    config: Any = getattr(module, "config", None)
+    name: str | None = getattr(config, "_experts_implementation", None)
+    return name
+
 
 def replace_experts(module: torch.nn.Module) -> str:
-    """Replace the forward of experts that compute what packed ones would. Returns why not, "" if it is replaced."""
+    """Replace the forward of experts that compute what packed ones would, or the activation of packed ones.
+
+    Returns why not, "" if it is replaced.
+    """
     kind = activation_kind(getattr(module, "act_fn", None))
     if kind is None:
         return "their activation function is neither silu nor gelu"
-    swap(module, ExpertsForward, kind=kind)
+    if isinstance(module, PackedExpertsMlp):
+        swap(module, PackedExpertsForward, kind=kind)
+    else:
+        swap(module, ExpertsForward, kind=kind, replaced=_implementation(module))
     return ""

@@ -1,0 +1,124 @@
+"""Plans for other sizes of the calls of one family, made of a bound plan without compiling, loading or preparing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any
+
+from ...arguments.specs import quick_spec, strides_before
+from ...artifact import LateSignature, Signature
+from ...device import Device
+from ...implementation import Implementation, Run, binds_loaded
+from ...problem import Arguments, Problem, TensorSpec
+from .any_size_runs import AnySizeRuns
+from .plan import Draft, Plan, scratch_of
+from .written_plan import resized_call, resized_made
+
+Resized = tuple[Callable[..., Any], Callable[[], Plan]]
+"""A plan for another size: its function, and a function that makes the plan itself, which few calls need."""
+
+
+class Resizing:
+    """Makes plans of one plan's candidate for further sizes of arguments of the same kinds.
+
+    All that does not depend on a size is found out here, once. ``row_major``: all tensors of these calls are.
+    """
+
+    def __init__(self, plan: Plan, device: Device, runs: AnySizeRuns, *, row_major: bool = False) -> None:
+        self._plan = plan
+        self._device = device
+        self._torch = device.torch
+        self._runs = runs
+        implementation, outputs = plan.candidate.implementation, plan.signature.outputs
+        self._rule = plan.op.size_rule(row_major=row_major)
+        self._kinds = [(spec.dtype, 0 in spec.shape) for spec in outputs.values()]
+        self._prepares, self._has_scratch = _asks(type(implementation))
+        known = runs.of(plan) if implementation.any_size else None
+        self._serves = None if known is None else known.serves
+        self._loads = not implementation.any_size and binds_loaded(type(implementation))
+        self.returns_outputs = implementation.returns_outputs
+
+    def at(self, problem: Problem, arguments: Arguments) -> Resized | None:
+        """The plan for another size; None if that would need to compile, load or prepare something."""
+        like = self._plan
+        if self._prepares and not like.prepared.serve(problem, arguments, like.signature.arguments):
+            return None
+        scratch = like.signature.scratch
+        sizes = made = self._sizes(arguments)
+        if self._has_scratch:
+            scratch = scratch_of(like.candidate, problem, self._device)
+            more = resized_made(like.signature.scratch, scratch)
+            sizes = None if made is None or more is None else [*made, *more]
+        if self._serves is not None and self._serves(problem, arguments):
+            run: Run | None = like.run
+        else:
+            # the text of the plan's run does not fit outputs or scratch of other kinds
+            run = self._run(problem, self._signature(arguments, made, scratch), None if sizes is None else like.run)
+        if run is None:
+            return None
+        if self.returns_outputs:
+            call = like.call if run is like.run and not scratch else None
+        else:
+            call = None if sizes is None else resized_call(like.call, like.run, run, sizes)
+        make_plan = partial(self._made, problem, arguments, made, scratch, run, call)
+        if call is None:
+            plan = make_plan()
+            return plan.call, lambda: plan
+        return call, make_plan
+
+    def _sizes(self, arguments: Arguments) -> list[Any] | None:
+        """Shape and strides of each output, as arguments of ``resized_call``.
+
+        None if the plan's text does not fit the outputs: a dtype differs, or only one of two is empty.
+        """
+        if self._rule is None:
+            return resized_made(self._plan.signature.outputs, self._plan.op.new_output_specs(arguments, self._torch))
+        sizes: list[Any] = []
+        for (given, dtype), (was, empty) in zip(self._rule(*arguments.all.values()), self._kinds, strict=True):
+            shape = tuple(given)
+            if dtype is not was or (0 in shape) is not empty:
+                return None
+            sizes += shape, strides_before(shape[1:]) if shape else ()
+        return sizes
+
+    def _run(self, problem: Problem, signature: Signature, like: Run | None) -> Run | None:
+        plan, device = self._plan, self._device
+        implementation, config = plan.candidate.implementation, plan.candidate.config
+        if self._loads:
+            return implementation.bind_loaded(problem, config, device, signature, like)
+        if not implementation.any_size:
+            return None
+        return self._runs.get(Draft(plan.op, plan.candidate, problem, device, signature, plan.prepared))
+
+    def _signature(self, arguments: Arguments, sizes: list[Any] | None, scratch: Mapping[str, TensorSpec]) -> Signature:
+        return LateSignature(arguments, partial(self._specs, arguments, sizes), scratch, self._plan.signature.prepared)
+
+    def _specs(self, arguments: Arguments, sizes: list[Any] | None) -> dict[str, TensorSpec]:
+        """Specs of the outputs, whose ``sizes`` are those of ``_sizes``."""
+        if sizes is None:
+            return self._plan.op.new_output_specs(arguments, self._torch)
+        outputs = self._plan.signature.outputs.items()
+        made = zip(outputs, sizes[::2], sizes[1::2], strict=True)
+        return {name: quick_spec(shape, spec.dtype, strides, self._torch) for (name, spec), shape, strides in made}
+
+    def _made(
+        self,
+        problem: Problem,
+        arguments: Arguments,
+        sizes: list[Any] | None,
+        scratch: Mapping[str, TensorSpec],
+        run: Run,
+        call: Callable[..., Any] | None,
+    ) -> Plan:
+        like, signature = self._plan, self._signature(arguments, sizes, scratch)
+        plan = Plan(like.op, like.candidate, problem, signature, (), run, like.prepared)
+        if call is not None:
+            plan.__dict__["call"] = call
+        return plan
+
+
+@lru_cache(maxsize=1024)
+def _asks(kind: type[Implementation]) -> tuple[bool, bool]:
+    """(True if implementations of the class may prepare weights, True if they may have scratch)."""
+    return kind.prepared is not Implementation.prepared, kind.scratch is not Implementation.scratch
