@@ -51,14 +51,19 @@ class BoundEntrant:
 
 
 class PlacedCalls:
-    """A plan with the slots that it runs on."""
+    """A plan with the arguments and outputs of each slot that it runs on."""
 
-    def __init__(self, entrant: BoundEntrant, plan: Plan, values: list[tuple[Any, ...]], slots: Slots) -> None:
+    def __init__(
+        self,
+        entrant: BoundEntrant,
+        plan: Plan,
+        values: list[tuple[Any, ...]],
+        outputs: list[tuple[torch.Tensor, ...]],
+    ) -> None:
         self.entrant = entrant
         self.plan = plan
         self._values = values
-        arguments = len(plan.signature.arguments.tensors)
-        self._outputs = [tuple(tensors[arguments:]) for tensors in slots.tensors]
+        self._outputs = outputs
         self._extended: list[tuple[Any, ...]] = []
         self.prepare()
 
@@ -78,7 +83,8 @@ class PlacedCalls:
         given = op.arguments(values[0])
         posed = op.pose(given, op.problem_of(told["dims"]))
         bound = _bound_other if told["is_other"] else _bound
-        return cls(entrant, bound(entrant, posed, given, like), values, slots)
+        outputs = [tuple(tensors[arguments:]) for tensors in slots.tensors]
+        return cls(entrant, bound(entrant, posed, given, like), values, outputs)
 
     @property
     def prepares(self) -> bool:

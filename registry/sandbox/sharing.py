@@ -51,10 +51,8 @@ class SharedSandbox:
         """New shared memory: its number, and its bytes."""
         one = made(nbytes, self.device.torch)
         self._memories.append(one)
-        number = len(self._memories) - 1
-        message = {"do": "memory", "bytes": nbytes, "number": number}
-        self.program.ask(message, self.limits.load_s, one.descriptor)
-        return number, one.bytes
+        self.program.ask({"do": "memory", "bytes": nbytes}, self.limits.load_s, one.descriptor)
+        return len(self._memories) - 1, one.bytes
 
     def spare_memory(self, nbytes: int) -> tuple[int, torch.Tensor]:
         """Shared memory for calls of which none is made again once others have it: its number, and its bytes."""

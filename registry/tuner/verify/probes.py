@@ -113,18 +113,18 @@ class Probes:
         plans were bound by a call.
         """
         if twin is not None:
-            self._check_as_held(plan, session)
+            self.check_as_held(plan, session)
             plan, session = twin
         group = _own_group(session.problem)
         kept = _OWN_PROBES * session.working_set <= _GROUPS_PART * self._device.memory_bytes
         if not kept and self._checked[group, plan.candidate.implementation.name]:
             # to lay them out anew takes seconds: other configurations of the implementation read layouts as this one
-            self._check_as_held(plan, session)
+            self.check_as_held(plan, session)
         else:
             self.check_group(group, lambda *_: probes_of_own_size(session), plan, artifacts, kept=kept)
 
-    def _check_as_held(self, plan: Plan, session: Session) -> None:
-        """Two threads on the session's inputs."""
+    def check_as_held(self, plan: Plan, session: Session) -> None:
+        """Run the plan's candidate in two threads on the session's inputs; raises WrongError."""
         checks, probe = Checks(), own_inputs(session)
 
         def meet() -> None:
