@@ -25,11 +25,11 @@ import torch
 
 import registry
 from registry import Device, Implementation, Op, Problem
-from registry.dispatch.plans.plan import Candidate, build
 from registry.tuner.shapes.shapes import read_shapes
 
 from .arguments import output_folder
 from .racing import peers
+from .racing.defaults import with_defaults
 from .racing.device_timing import Call, Race, ratio
 from .racing.projects import ADAPTERS, project_of, projects_in, versions
 
@@ -65,16 +65,9 @@ def measure(op: Op, problem: Problem, device: Device, without: Sequence[str] = (
     call = registry.op(op.name)
     call(*values)
     found = registry.explain(op.name, *values)
-    contestants: dict[str, Call] = {OURS: call}
-    faults: dict[str, str] = {}
-    for each in _of_others(op, problem, device):
-        if each.name in without:
-            continue
-        if not each.capturable:
-            faults[each.name] = "it waits for the device at each call, and cannot be captured"
-        else:
-            candidate = Candidate(each, each.default(problem, device))
-            contestants[each.name] = build(op, candidate, problem, op.arguments(values), device)
+    rivals = [each for each in _of_others(op, problem, device) if each.name not in without]
+    built, faults = with_defaults(op, problem, rivals, values, device)
+    contestants: dict[str, Call] = {OURS: call, **built}
     for name, peer in peers.calls(problem, values):
         if isinstance(peer, str):
             faults[name] = peer

@@ -21,11 +21,11 @@ import torch
 
 import registry
 from registry import Device, Op, Problem
-from registry.dispatch.plans.plan import Candidate, build
 from registry.tuner.shapes.shapes import read_shapes
 
 from ..arguments import output_file
 from . import peers
+from .defaults import with_defaults
 from .device_timing import Call, Race
 
 SHAPES = Path(__file__).parents[1] / "shapes" / "latents.yaml"
@@ -45,18 +45,12 @@ class ProblemTimes:
 def contestants(op: Op, problem: Problem, device: Device) -> tuple[dict[str, Call], dict[str, str]]:
     """Calls of implementations with their defaults and of peers, by name, and why others do not take part."""
     values = op.inputs(problem, op.kinds[0], torch.Generator(device.torch).manual_seed(7))
-    calls: dict[str, Call] = {OURS: registry.op(op.name)}
-    faults: dict[str, str] = {}
-    for each in registry.implementations(op.name):
-        if device.type not in each.device_types:
-            continue
-        if reasons := tuple(each.unsupported(problem, device)):
-            faults[each.name] = reasons[0]
-        elif not each.capturable:
-            faults[each.name] = "it waits for the device at each call, and cannot be captured"
-        else:
-            candidate = Candidate(each, each.default(problem, device))
-            calls[each.name] = build(op, candidate, problem, op.arguments(values), device)
+    there = [each for each in registry.implementations(op.name) if device.type in each.device_types]
+    reasons = {each.name: tuple(each.unsupported(problem, device)) for each in there}
+    supported = [each for each in there if not reasons[each.name]]
+    calls, faults = with_defaults(op, problem, supported, values, device)
+    calls = {OURS: registry.op(op.name), **calls}
+    faults |= {name: told[0] for name, told in reasons.items() if told}
     for name, peer in peers.calls(problem, values):
         if isinstance(peer, str):
             faults[name] = peer

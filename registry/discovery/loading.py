@@ -18,6 +18,7 @@ import pluggy
 from ..contract import Op
 from ..errors import InvalidDefinitionError, PluginError
 from ..implementation import Implementation
+from .file_import import spec_of_file
 from .hooks import API_VERSION
 from .plugin import DISTRIBUTION, Hook, Plugin
 
@@ -100,8 +101,7 @@ def import_file(file: Path) -> ModuleType:
     if file.suffix != ".py":
         raise PluginError("not a .py file")
     name = file_module(file)
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
+    spec = spec_of_file(name, file)
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

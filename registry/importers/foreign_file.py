@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..discovery.file_import import spec_of_file
 from ..errors import InvalidDefinitionError, UnsupportedError
 from ..fingerprint import PythonText
 from .private_imports import PrivateImports
@@ -83,9 +84,8 @@ class ForeignFile:
             name += f"_{zlib.crc32(repr(self.folders).encode()):08x}"
         if name in sys.modules:
             return sys.modules[name]
-        spec = importlib.util.spec_from_file_location(name, self.path)
-        if spec is None or spec.loader is None:
-            raise UnsupportedError(f"{self.path}: no Python file")
+        spec = spec_of_file(name, self.path)
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         folders = [*self.folders, self.path.parent, self.path.parent.parent]

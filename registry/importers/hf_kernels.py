@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..discovery.file_import import spec_of_file
 from ..errors import InvalidDefinitionError, UnsupportedError
 from ..implementation import Implementation
 from .foreign_file import plain_name
@@ -123,9 +124,8 @@ def _imported(root: Path, digest: str) -> ModuleType:
     name = f"foreign_{plain_name(root.name)}_{digest[:12]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, root / "__init__.py", submodule_search_locations=[str(root)])
-    if spec is None or spec.loader is None:
-        raise UnsupportedError(f"{root} is no Python package")
+    spec = spec_of_file(name, root / "__init__.py", is_package=True)
+    assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
