@@ -20,6 +20,8 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.errors import InvalidDefinitionError, UnknownNameError, UnsupportedError
 from registry.testing import check_implementation
+from registry.tuner.planning.problems import plan
+from registry.tuner.workers.preloading import preloads_of
 
 close = torch.testing.assert_close
 CPU = Device.of("cpu")
@@ -195,3 +197,10 @@ def test_a_hook_returns_it(tmp_path: Path) -> None:
     catalog = Catalog(entry_points=())
     catalog.load_file(file)
     assert [one.name for one in catalog.implementations("square")] == ["acme.torch"]
+
+
+def test_what_its_library_imports_for_seconds_is_wanted_before_processes_are_forked() -> None:
+    catalog = Catalog(entry_points=())
+    catalog.register(implementation_of("square", "mine.torch", "torch:square", preloads=["colorsys"]))
+    plans = plan([problem()], catalog, CPU, ["mine.torch"])
+    assert preloads_of(plans) == ("colorsys",)

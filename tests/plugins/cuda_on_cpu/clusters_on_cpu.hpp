@@ -9,27 +9,13 @@
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 #include "cuda_on_cpu.hpp"
+#include "meeting_on_cpu.hpp"
 
 struct alignas(16) Words { unsigned word[4]; };
 struct alignas(8) HalfWords { unsigned word[2]; };
 struct alignas(16) Floats { float part[4]; };
 
 namespace cpu {
-static const char *fault = nullptr;
-static bool progress;
-inline void pause();
-
-struct Meeting {
-  unsigned size, here = 0, round = 0;
-  void wait() {
-    const unsigned mine = round;
-    if (++here == size) {
-      here = 0, ++round, progress = true;
-    } else {
-      while (round == mine) pause();
-    }
-  }
-};
 struct Operands { unsigned a[4], b[2]; };
 struct Warp {
   Meeting meeting{32};

@@ -9,25 +9,11 @@
 #include <vector>
 
 #include "cuda_on_cpu.hpp"
+#include "meeting_on_cpu.hpp"
 
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 
 namespace cpu {
-static const char *fault = nullptr;
-static bool progress;
-inline void pause();
-
-struct Meeting {
-  unsigned size, here = 0, round = 0;
-  void wait() {
-    const unsigned mine = round;
-    if (++here == size) {
-      here = 0, ++round, progress = true;
-    } else {
-      while (round == mine) pause();
-    }
-  }
-};
 struct Warp {
   Meeting meeting{32};
   unsigned long long lanes[2][32];
