@@ -201,6 +201,11 @@ def squared(y, x, n, BLOCK: tl.constexpr):
 class Blocks(TritonImplementation):
     op, name = "square", "stranger.blocks"
 
+    def unsupported(self, problem, device):
+        yield from super().unsupported(problem, device)
+        if not problem.traits["contiguous"]:
+            yield "tensors are not contiguous"
+
     def space(self, problem, device):
         return Space(BLOCK=[1024, 4096])
 
@@ -232,6 +237,8 @@ def test_a_strangers_plugin_file_is_tuned_in_sandboxes(tmp_path: Path, few_block
         [problem], catalog=catalog, device=device, database=str(tmp_path / "sandboxed.db"), options=options,
         observer=events.append,
     )  # fmt: skip
-    tried = {(one.implementation, one.status) for one in events if isinstance(one, TrialDone)}
-    assert tried == {("stranger.blocks", "ok"), ("stranger.nothing", "wrong_result"), ("torch.native", "ok")}
+    trials = [one for one in events if isinstance(one, TrialDone)]
+    told = [(one.implementation, one.config, one.message) for one in trials]
+    tried = {(one.implementation, one.status) for one in trials}
+    assert tried == {("stranger.blocks", "ok"), ("stranger.nothing", "wrong_result"), ("torch.native", "ok")}, told
     assert result.implementation in {"stranger.blocks", "torch.native"}
