@@ -10,6 +10,7 @@ import torch
 from ...errors import InvalidArgumentError
 from ...nn import PackedLinear
 from .attention import NAME
+from .forwards.appending import replace_appends
 from .forwards.experts import replace_experts
 from .forwards.fused_losses import fuse_loss
 from .forwards.gated_mlps import gate_and_up, replace_gated
@@ -75,6 +76,8 @@ def apply(
     _replace_rotary(model, report)
     _replace_attention(model, report)
     replace_residual_sums(model, report)
+    if hasattr(model, _ATTENTION):
+        replace_appends(model, NAME, report)
     _replace_loss(model, report, fused=fused_loss)
     return report
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,26 +12,15 @@ from torch._inductor.utils import run_and_get_code
 from registry.integrations.transformers import apply, restore
 from registry.integrations.transformers.layer_proofs import hands_on, residual_form
 
+from .op_counts import OpCounts
 from .tiny_models import prompt, tiny
 
 PART = "residual sum with the norm that follows"
 NORMS = ["0.post_attention_layernorm", "1.input_layernorm", "1.post_attention_layernorm"]
 
 
-class OpCounts:
-    """A backend of torch.compile that runs graphs as they are, and counts the registry's ops in them."""
-
-    def __init__(self) -> None:
-        self.graphs: list[Counter[str]] = []
-
-    def __call__(self, graph: torch.fx.GraphModule, _: Any) -> Any:
-        called = (str(node.target) for node in graph.graph.nodes if node.op == "call_function")
-        self.graphs.append(Counter(name.split(".")[1] for name in called if name.startswith("kernel_registry.")))
-        return graph.forward
-
-
 @pytest.fixture(autouse=True)
-def _no_programs() -> Any:
+def _no_programs() -> Iterator[None]:
     yield
     torch._dynamo.reset()
 

@@ -7,8 +7,6 @@ writes in place, and torch.compile copies what somebody else still needs. In eag
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from ....api import call
 from ..layer_proofs import ResidualForm, hands_on, residual_form
 from ..report import ApplyReport
 from ..swapping import Swapped, swap
+from .layer_stacks import replace_stack
 from .linears import is_bare
 from .norms import RmsNormForward
 from .norms_ahead import AHEAD
@@ -44,35 +43,6 @@ class ResidualLayer(Swapped):
         second = getattr(self, form.second_norm)
         h = _added(attended[0] if form.tuples else attended, hidden_states, second)
         return _added(getattr(self, form.mlp)(second(h)), h, self.registry_next if AHEAD.whole else None)
-
-
-class LayerStack(Swapped):
-    """A model of layers in one program of torch.compile: a layer's last sum is computed with the next layer's norm.
-
-    Its class has the name and the signature of the model's own.
-    """
-
-    registry_prefix = ""
-
-    def __init_subclass__(cls, **given: Any) -> None:
-        super().__init_subclass__(**given)
-        cls.forward = _in_one_program(cls.registry_class.forward)
-
-
-def _in_one_program(own: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(own)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_dynamo_compiling() or self.training:
-            return own(self, *args, **kwargs)
-        before = AHEAD.whole
-        AHEAD.whole = True
-        try:
-            return own(self, *args, **kwargs)
-        finally:
-            AHEAD.whole = before
-            AHEAD.clear()
-
-    return forward
 
 
 def replace_residual_sums(model: torch.nn.Module, report: ApplyReport) -> None:
@@ -112,7 +82,7 @@ def _replace_layers(parent: torch.nn.Module, child: str, prefix: str, report: Ap
             if norm:
                 report.add(PART, f"{prefix}{norm}")
     if known and whole:
-        swap(parent, LayerStack)
+        replace_stack(parent)
     elif known:
         report.leave(f"{PART} in the next layer: the model changes what its layers return", prefix.rstrip("."))
 
