@@ -138,6 +138,22 @@ def test_inductor_writes_nothing_between_a_layers_ops(batch: int) -> None:
     assert len(calls) == 3, calls
 
 
+def test_prompts_of_any_length_are_one_program() -> None:
+    plain, applied = (tiny("llama", num_hidden_layers=1) for _ in range(2))
+    apply(applied)
+    compiled = torch.compile(applied, fullgraph=True, dynamic=True, backend=OpCounts())
+    found = []
+    for model, step in ((plain, plain), (applied, compiled)):
+        cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+        given = {cache_name(model): cache}
+        with torch.no_grad():
+            model(prompt(), **given)
+            logits = [step(prompt()[:, :new], **given).logits for new in (3, 5)]
+            logits.append(step(prompt()[:, :7], use_cache=False).logits)
+        found.append((torch.cat(logits, 1), cache))
+    same(found[1], found[0])
+
+
 @pytest.mark.thorough
 def test_generate_compiles_its_steps_and_makes_the_plain_models_tokens() -> None:
     found = []
