@@ -59,8 +59,8 @@ def rotary_kv_append(
     """A program takes TOKENS tokens of HEADS of the QUERIES heads of query, or of the KEYS heads of key and value.
 
     ``query_sequence``, ``query_token`` and ``query_head`` are strides. Without positions the table has a row for each
-    token, with positions those of all. Of a head's DIM elements the first 2 HALF are rotated; SPAN >= DIM, PAIRS >= HALF
-    and REST_SPAN >= DIM - 2 HALF are powers of two.
+    token, with positions those of all. Of a head's DIM elements the first 2 HALF are rotated; SPAN >= DIM,
+    PAIRS >= HALF and REST_SPAN >= DIM - 2 HALF are powers of two.
     """
     query_blocks: tl.constexpr = (QUERIES + HEADS - 1) // HEADS
     blocks: tl.constexpr = query_blocks + (KEYS + HEADS - 1) // HEADS
