@@ -20,14 +20,14 @@ from torch.compiler import is_dynamo_compiling
 
 from ....api import call
 from ....dispatch.torch_side.torch_private import transforming
+from ....tracing import constant_while_tracing
 from ..proofs import disagreement
 from ..swapping import Swapped, swap, unswap
+from .cache_appends import APPENDS, QkRotation
 
-_FUNCTION = "apply_rotary_pos_emb"
+FUNCTION = "apply_rotary_pos_emb"
 _USERS = "registry_rotaries"
 _TABLE = "registry_table"
-
-QkRotation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class RotaryTables(NamedTuple):
@@ -45,13 +45,17 @@ class RotaryTables(NamedTuple):
 class RotaryForward(Swapped):
     """The module's own cosines and sines; the cosines carry ``RotaryTables``.
 
-    Under torch.compile they do not: Inductor fuses the rotation with what stands around it.
+    Under torch.compile they do not: Inductor fuses the rotation with what stands around it, unless it is appended to a
+    cache by one op.
     """
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = super().forward(x, *args, **kwargs)
         if not is_dynamo_compiling():
             setattr(cos, _TABLE, _tables(cos, sin, x.shape[0]))
+        elif APPENDS.tables is not None:
+            made = _tables(cos, sin, x.shape[0])
+            APPENDS.tables.append((cos, sin, made.positions, made.table))
         return cos, sin
 
 
@@ -63,10 +67,10 @@ def replace_rotary(module: torch.nn.Module, like: torch.Tensor) -> str | None:
     """
     frequencies = [buffer for name, buffer in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
     file = sys.modules.get(type(module).__module__)
-    own: QkRotation | None = getattr(file, _FUNCTION, None)
+    own: QkRotation | None = getattr(file, FUNCTION, None)
     if not frequencies or own is None:
         return None
-    others = sorted(name for name in vars(file) if name.startswith("apply_rotary_") and name != _FUNCTION)
+    others = sorted(name for name in vars(file) if name.startswith("apply_rotary_") and name != FUNCTION)
     if others:
         return f"its file has several rotations: {', '.join(others)}"
     rotation = own if hasattr(own, "registry_own") else _by_table(own)
@@ -81,7 +85,7 @@ def replace_rotary(module: torch.nn.Module, like: torch.Tensor) -> str | None:
             return told
     users = vars(file).setdefault(_USERS, weakref.WeakSet())
     users.add(module)
-    setattr(file, _FUNCTION, rotation)
+    setattr(file, FUNCTION, rotation)
     return ""
 
 
@@ -91,13 +95,13 @@ def restore_rotary(module: torch.nn.Module) -> None:
     Copies of replaced modules do not count: without the function they rotate by the model's own.
     """
     file = sys.modules.get(getattr(type(module), "registry_class", type(module)).__module__)
-    users, rotation = getattr(file, _USERS, None), getattr(file, _FUNCTION, None)
+    users, rotation = getattr(file, _USERS, None), getattr(file, FUNCTION, None)
     if users is None:
         return
     users.discard(module)
     own = getattr(rotation, "registry_own", None)
     if not users and own is not None:
-        setattr(file, _FUNCTION, own)
+        setattr(file, FUNCTION, own)
 
 
 def _rotated(module: torch.nn.Module, function: QkRotation, given: dict[str, Any]) -> Callable[..., torch.Tensor]:
@@ -118,6 +122,8 @@ def _by_table(own: QkRotation) -> QkRotation:
     def rotate(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if APPENDS.step is not None and not args and not kwargs:
+            return APPENDS.step.rotate(own, q, k, cos, sin)
         held: RotaryTables | None = None if is_dynamo_compiling() else getattr(cos, _TABLE, None)
         if held is None or args or kwargs or not q.dtype is k.dtype is cos.dtype or q.shape[-1] != cos.shape[-1]:
             return own(q, k, cos, sin, *args, **kwargs)
@@ -164,10 +170,16 @@ def _tables(cos: torch.Tensor, sin: torch.Tensor, batch: int) -> RotaryTables:
     count, seq, width = cos.shape
     half = width // 2
     one, other = cos[..., :half].reshape(-1, half), sin[..., :half].reshape(-1, half)
-    positions = torch.arange(count * seq, device=cos.device).view(count, seq)
     return RotaryTables(
-        positions if count == batch else positions.repeat(batch, 1),
+        _rows_of_tokens(count, seq, batch, cos.device),
         torch.cat((one, other), -1),
         torch.cat((one, -other), -1) if torch.is_grad_enabled() else None,
         sin,
     )
+
+
+@constant_while_tracing
+def _rows_of_tokens(count: int, seq: int, batch: int, device: torch.device) -> torch.Tensor:
+    """Rows [batch, seq] of a table of ``count`` sequences, 1 or ``batch``; a constant of compiled programs."""
+    rows = torch.arange(count * seq, device=device).view(count, seq)
+    return rows if count == batch else rows.repeat(batch, 1)
