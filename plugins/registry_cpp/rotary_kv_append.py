@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from registry.backends.cpp import CppImplementation
-from registry.backends.head_strides import row_stride
-from registry.backends.sequence_strides import index_strides, sequence_reasons, sequence_strides
+from registry.backends.sequence_strides import index_strides, sequence_reasons, sequence_strides, table_strides
 from registry.device import Device
 from registry.implementation import Launch
 from registry.problem import Problem
@@ -36,7 +35,7 @@ class CppRotaryKvAppend(CppImplementation):
         if problem.dtype not in ELEMENT_TYPES:
             yield f"{problem.dtype} is none of {', '.join(ELEMENT_TYPES)}"
         yield from sequence_reasons(problem, _OF_HEADS)
-        if row_stride(problem, "cos_sin_cache", problem.rotary_dim) is None:
+        if table_strides(problem) is None:
             yield "the elements of a row of cos_sin_cache are not neighbours"
         if problem.rotary_dim > MOST_ROTATED:
             yield f"{problem.rotary_dim} elements of a head (limit {MOST_ROTATED})"
@@ -54,22 +53,20 @@ class CppRotaryKvAppend(CppImplementation):
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
         """The launch of the kernel."""
         query, key, value, k_cache, v_cache = (sequence_strides(problem, name) or () for name in _OF_HEADS)
-        positions = index_strides(problem, "positions", (problem.q_len, 1))
+        positions = index_strides(problem, "positions", (problem.q_len, 1)) if problem.positions else (0, 0)
         (length,) = index_strides(problem, "cache_seqlens", (1,))
-        row = row_stride(problem, "cos_sin_cache", problem.rotary_dim)
-        assert row is not None
-        tensors = ("rotated", "kv_lens", "positions", "query", "key", "value", "cos_sin_cache", "k_cache", "v_cache")
+        tensors = ("rotated", "kv_lens", "query", "key", "value", "cos_sin_cache", "k_cache", "v_cache")
         sizes = (problem.batch * problem.q_len, problem.q_len, problem.heads, problem.kv_heads)
-        strides = (*positions, *query, *key, *value, row, *k_cache, *v_cache, length)
+        strides = (*positions, *query, *key, *value, *(table_strides(problem) or ()), *k_cache, *v_cache, length)
         element, traits = ELEMENT_TYPES[problem.dtype], problem.traits
         return Launch(
             ROTARY_KV_APPEND,
             grid=(1,),
-            args=(*tensors, "cache_seqlens", *sizes, *strides, config["threads"]),
+            args=(*tensors, "cache_seqlens", "positions", *sizes, *strides, config["threads"]),
             constants={
                 "ELEMENT": element,
                 "TABLE": "float" if traits["mixed"] else element,
-                "POSITION": "int32_t" if traits.dtype("positions") == "int32" else "int64_t",
+                "POSITION": "int32_t" if problem.positions and traits.dtype("positions") == "int32" else "int64_t",
                 "LENGTH": "int64_t" if traits.dtype("cache_seqlens") == "int64" else "int32_t",
                 "DIM": problem.head_dim,
                 "HALF": problem.rotary_dim // 2,

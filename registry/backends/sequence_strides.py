@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ..problem import Problem
-from .head_strides import outer_strides
+from .head_strides import outer_strides, row_stride
 
 
 def sequence_strides(problem: Problem, name: str) -> tuple[int, ...] | None:
@@ -23,6 +23,18 @@ def sequence_reasons(problem: Problem, names: Iterable[str]) -> Iterator[str]:
     for name in names:
         if sequence_strides(problem, name) is None:
             yield f"the elements of a head of {name} are not neighbours"
+
+
+def table_strides(problem: Problem) -> tuple[int, int] | None:
+    """Elements of cos_sin_cache from a sequence and a row to the next; None unless those of a row are neighbours.
+
+    With positions it is one table of all sequences.
+    """
+    if problem.positions:
+        row = row_stride(problem, "cos_sin_cache", problem.rotary_dim)
+        return None if row is None else (0, row)
+    strides = outer_strides(problem, "cos_sin_cache", (problem.q_len, problem.rotary_dim))
+    return None if strides is None else (strides[0], strides[1])
 
 
 def index_strides(problem: Problem, name: str, contiguous: tuple[int, ...]) -> tuple[int, ...]:

@@ -83,7 +83,7 @@ def test_a_rotation_with_append_is_captured_and_replayed(name: str) -> None:
         torch.zeros(3, KV_HEADS, 20, WIDTH, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(2)
     ]
     length, positions = torch.tensor(4, device="cuda"), torch.tensor([[7]], device="cuda").expand(3, 1)
-    values = (positions, *given, table(), *caches, length.expand(3))
+    values = (*given, table(), *caches, length.expand(3), positions)
     with registry.using(rotary_kv_append=name):
         registry.call("rotary_kv_append", *values)
         graph = torch.cuda.CUDAGraph()
@@ -96,7 +96,7 @@ def test_a_rotation_with_append_is_captured_and_replayed(name: str) -> None:
         right, _ = ROTARY_KV_APPEND.reference(*wide)
         graph.replay()
         torch.testing.assert_close(rotated.double(), right, rtol=2e-2, atol=2e-2)
-        torch.testing.assert_close(caches[0][:, new].double(), wide[-3][:, new], rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(caches[0][:, new].double(), wide[4][:, new], rtol=2e-2, atol=2e-2)
         assert torch.equal(caches[1][:, new], given[2][:, 0])
         assert lengths.tolist() == [new + 1] * 3
 

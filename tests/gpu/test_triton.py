@@ -110,7 +110,7 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
     ],
     "rotary_kv_append": [
         {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_len": q_len, "kv_len": kv_len, "head_dim": size,
-         "rotary_dim": part, "style": style}
+         "rotary_dim": part, "style": style, "positions": style == "gptj" or q_len > 200}
         for batch, heads, kv_heads, q_len, kv_len, size, part, style in (
             (1, 32, 8, 1, 4096, 128, 128, "neox"), (16, 32, 8, 1, 1024, 128, 128, "neox"),
             (2, 32, 8, 300, 700, 64, 64, "neox"), (3, 7, 1, 5, 9, 80, 20, "neox"), (5, 32, 2, 1, 64, 128, 64, "gptj"),

@@ -99,6 +99,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
         "head_dim": 128,
         "rotary_dim": 128,
         "style": "neox",
+        "positions": False,
     },
     "attention_decode triton.whole": DECODE,
     "attention_decode triton.split_kv": {**DECODE, "batch": 1, "page": 16},
@@ -231,7 +232,7 @@ DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
         {**TYPICAL["rotary_kv_append triton.block"], **sizes}
         for sizes in (
             {"batch": 1, "heads": 1, "kv_heads": 1},
-            {"batch": 64, "head_dim": 80, "rotary_dim": 20, "style": "gptj"},
+            {"batch": 64, "head_dim": 80, "rotary_dim": 20, "style": "gptj", "positions": True},
             {"q_len": 1024},
         )
     ],

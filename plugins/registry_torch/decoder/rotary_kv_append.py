@@ -28,9 +28,9 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_neox: boo
 
 def _append(*values: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Write to the caches, and return rotated queries and the new lengths; takes the schema's arguments in order."""
-    positions, query, key, value, table, k_cache, v_cache, lengths, is_neox = values
-    cos, sin = table[positions].unsqueeze(-2).chunk(2, -1)
-    batch, q_len = positions.shape
+    query, key, value, table, k_cache, v_cache, lengths, positions, is_neox = values
+    cos, sin = (table if positions is None else table[positions]).unsqueeze(-2).chunk(2, -1)
+    batch, q_len = query.shape[:2]
     place = lengths[:, None] + torch.arange(q_len, device=lengths.device)
     sequence = torch.arange(batch, device=lengths.device)[:, None]
     k_cache[sequence, place] = _rotated(key, cos, sin, is_neox)

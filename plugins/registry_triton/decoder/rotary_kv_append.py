@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from registry import Config, Device, Launch, Problem, Space
 from registry.backends.estimate import next_power_of_2
-from registry.backends.head_strides import row_stride
-from registry.backends.sequence_strides import index_strides, sequence_reasons, sequence_strides
+from registry.backends.sequence_strides import index_strides, sequence_reasons, sequence_strides, table_strides
 from registry.backends.triton import TritonImplementation
 
 from ..support import options
@@ -30,7 +29,7 @@ class BlockRotaryKvAppend(TritonImplementation):
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         yield from type_reasons(problem, device)
         yield from sequence_reasons(problem, _OF_HEADS)
-        if row_stride(problem, "cos_sin_cache", problem.rotary_dim) is None:
+        if table_strides(problem) is None:
             yield "the elements of a row of cos_sin_cache are not neighbours"
         if problem.head_dim > MOST_DIM:
             yield f"heads of {problem.head_dim} elements (limit {MOST_DIM})"
@@ -54,16 +53,14 @@ class BlockRotaryKvAppend(TritonImplementation):
         count = problem.batch * problem.q_len
         blocks = -(-problem.heads // heads) + -(-problem.kv_heads // heads)
         query, key, value, k_cache, v_cache = (sequence_strides(problem, name) or () for name in _OF_HEADS)
-        positions = index_strides(problem, "positions", (problem.q_len, 1))
+        positions = index_strides(problem, "positions", (problem.q_len, 1)) if problem.positions else (0, 0)
         (length,) = index_strides(problem, "cache_seqlens", (1,))
-        row = row_stride(problem, "cos_sin_cache", problem.rotary_dim)
-        assert row is not None
-        tensors = ("rotated", "kv_lens", "positions", "query", "key", "value", "cos_sin_cache", "k_cache", "v_cache")
-        strides = (*positions, *query, *key, *value, row, *k_cache, *v_cache, length)
+        tensors = ("rotated", "kv_lens", "query", "key", "value", "cos_sin_cache", "k_cache", "v_cache")
+        strides = (*positions, *query, *key, *value, *(table_strides(problem) or ()), *k_cache, *v_cache, length)
         return Launch(
             kernels.rotary_kv_append,
             grid=(-(-count // tokens) * blocks,),
-            args=(*tensors, "cache_seqlens", count, problem.q_len, *strides),
+            args=(*tensors, "cache_seqlens", "positions", count, problem.q_len, *strides),
             constants={
                 "QUERIES": problem.heads,
                 "KEYS": problem.kv_heads,

@@ -39,7 +39,6 @@ _ROWS = 4096
 
 
 def rotary_kv_append_reference(  # noqa: PLR0913, PLR0917 - the schema's arguments in order
-    positions: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -47,20 +46,24 @@ def rotary_kv_append_reference(  # noqa: PLR0913, PLR0917 - the schema's argumen
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     cache_seqlens: torch.Tensor,
+    positions: torch.Tensor | None = None,
     is_neox: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``rotated`` queries, and ``k_cache[b, cache_seqlens[b] + i] = rotated key[b, i]``, v_cache by value alike.
 
     query is ``[batch, q_len, heads, head_dim]``, key and value likewise with kv_heads, the caches ``[batch, kv_len,
-    kv_heads, head_dim]``, all of one dtype, and in any order in memory. positions ``[batch, q_len]`` and cache_seqlens
-    ``[batch]``, the lengths before the new tokens, are int64 or int32. cos_sin_cache and the rotation are those of
-    ``rotary_embedding``: ``[max_position, rotary_dim]``, a position's cosines and then its sines, in the dtype of query
-    or in float32; elements of a head from ``rotary_dim`` on are not rotated.
+    kv_heads, head_dim]``, all of one dtype, and in any order in memory. cache_seqlens ``[batch]``, int64 or int32, are
+    the lengths before the new tokens. cos_sin_cache is ``[batch, q_len, rotary_dim]``, each token's cosines and then
+    its sines; or with positions, int64 or int32 ``[batch, q_len]``, ``[max_position, rotary_dim]``, as rotary_embedding
+    has it. It is in the dtype of query or in float32. Elements of a head from ``rotary_dim`` on are not rotated.
     ``kv_lens``, int32 ``[batch]``, are the lengths with the new tokens.
     """
     rotated, new = (x.clone(memory_format=torch.contiguous_format) for x in (query, key))
-    rotary_embedding_reference(positions, rotated, new, query.shape[-1], cos_sin_cache, is_neox)
-    batch, q_len = positions.shape
+    batch, q_len = query.shape[:2]
+    if positions is None:
+        positions = torch.arange(batch * q_len, device=query.device).view(batch, q_len)
+    table = cos_sin_cache.reshape(-1, cos_sin_cache.shape[-1])
+    rotary_embedding_reference(positions, rotated, new, query.shape[-1], table, is_neox)
     sequence = torch.arange(batch, device=query.device)[:, None]
     place = cache_seqlens.long()[:, None] + torch.arange(q_len, device=query.device)
     k_cache[sequence, place], v_cache[sequence, place] = new, value
@@ -68,13 +71,15 @@ def rotary_kv_append_reference(  # noqa: PLR0913, PLR0917 - the schema's argumen
 
 
 def _problem(arguments: Arguments) -> Mapping[str, Value]:
-    op, query, positions = arguments.op, float_tensor(arguments, "query"), index_tensor(arguments, "positions")
+    op, query = arguments.op, float_tensor(arguments, "query")
     if len(query.shape) != 4 or 0 in query.shape[2:]:
         raise InvalidArgumentError(
             f"{op}: query has shape {shape_text(query.shape)}", hint="expected [batch, q_len, heads, head_dim]"
         )
     batch, q_len, heads, head_dim = query.shape
-    _check_shape(op, "positions", positions, (batch, q_len), "[batch, q_len]")
+    given = arguments["positions"] is not None
+    if given:
+        _check_shape(op, "positions", index_tensor(arguments, "positions"), (batch, q_len), "[batch, q_len]")
     _check_shape(op, "cache_seqlens", index_tensor(arguments, "cache_seqlens"), (batch,), "[batch]")
     key, cache = float_tensor(arguments, "key"), float_tensor(arguments, "k_cache")
     kv_heads = key.shape[-2] if len(key.shape) == 4 else 0
@@ -101,7 +106,8 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
         "q_len": q_len,
         "kv_len": kv_len,
         "head_dim": head_dim,
-        "rotary_dim": _rotary_dim(op, float_tensor(arguments, "cos_sin_cache"), query),
+        "rotary_dim": _rotary_dim(op, float_tensor(arguments, "cos_sin_cache"), query, given),
+        "positions": given,
         "style": "neox" if arguments.flag("is_neox") else "gptj",
         "dtype": dtype_name(query.dtype),
     }
@@ -113,17 +119,20 @@ def _check_shape(op: str, name: str, spec: TensorSpec, shape: tuple[int, ...], t
         raise InvalidArgumentError(f"{op}: {name} has shape {shape_text(spec.shape)}", hint=f"expected {told}{sizes}")
 
 
-def _rotary_dim(op: str, table: TensorSpec, query: TensorSpec) -> int:
-    most = query.shape[-1]
-    if len(table.shape) != 2 or not table.shape[0] or table.shape[1] % 2 or not 0 < table.shape[1] <= most:
+def _rotary_dim(op: str, table: TensorSpec, query: TensorSpec, positions: bool) -> int:
+    most, width = query.shape[-1], table.shape[-1] if table.shape else 0
+    fits = len(table.shape) == 2 and table.shape[0] if positions else table.shape[:-1] == query.shape[:2]
+    if not fits or width % 2 or not 0 < width <= most:
+        given = "positions are given" if positions else f"query has shape {shape_text(query.shape)}, and no positions"
+        expected = "[max_position, rotary_dim]" if positions else "[batch, q_len, rotary_dim]"
         raise InvalidArgumentError(
-            f"{op}: cos_sin_cache has shape {shape_text(table.shape)} but heads have {most} elements",
-            hint=f"expected [max_position, rotary_dim]: cosines, then as many sines, at most {most} in all;"
+            f"{op}: cos_sin_cache has shape {shape_text(table.shape)} but {given}",
+            hint=f"expected {expected}: cosines, then as many sines, at most {most} in all;"
             " torch.cat((angles.cos(), angles.sin()), -1)",
         )
     if table.dtype != torch.float32 or query.dtype not in HALVES:
         same_dtype(op, ("query", query), ("cos_sin_cache", table))
-    return table.shape[1]
+    return width
 
 
 def _check(problem: Problem) -> None:
@@ -142,13 +151,14 @@ def _check(problem: Problem) -> None:
 
 
 def _check_data(values: Mapping[str, Any]) -> None:
-    positions, rows = values["positions"], values["cos_sin_cache"].shape[0]
-    lengths, most = values["cache_seqlens"], values["k_cache"].shape[1] - positions.shape[1]
-    outside = (positions < 0) | (positions >= rows)
-    allowed = f"0 to {rows - 1}, a row of cos_sin_cache"
-    check_values(_NAME, "positions", positions, outside, allowed, "make the table as long as the longest sequence")
+    positions, rows, q_len = values["positions"], values["cos_sin_cache"].shape[0], values["query"].shape[1]
+    if positions is not None:
+        outside = (positions < 0) | (positions >= rows)
+        allowed = f"0 to {rows - 1}, a row of cos_sin_cache"
+        check_values(_NAME, "positions", positions, outside, allowed, "make the table as long as the longest sequence")
+    lengths, most = values["cache_seqlens"], values["k_cache"].shape[1] - q_len
     outside = (lengths < 0) | (lengths > most)
-    allowed = f"0 to {most}, so that {positions.shape[1]} new tokens have room"
+    allowed = f"0 to {most}, so that {q_len} new tokens have room"
     check_values(_NAME, "cache_seqlens", lengths, outside, allowed, "lengths are those before the new tokens")
 
 
@@ -162,24 +172,26 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     room = (problem.batch, problem.kv_len, problem.kv_heads, problem.head_dim)
     caches = [fills.normal(room, dtype, generator) for _ in range(2)]
     rows = min(max(2 * problem.q_len, 64), _ROWS)
-    positions = torch.randint(rows, new, device=device, generator=generator)
+    positions = torch.randint(rows, new, device=device, generator=generator) if problem.positions else None
     free = problem.kv_len - problem.q_len
     lengths = torch.randint(free + 1, new[:1], dtype=torch.int32, device=device, generator=generator)
     if kind == "outliers":
         for x in tensors:
             fills.plant_outliers(x, 1000.0, generator)
     elif kind == "first_and_last":
-        positions.remainder_(2).mul_(rows - 1)
+        if positions is not None:
+            positions.remainder_(2).mul_(rows - 1)
         lengths.remainder_(2).mul_(free)
     elif kind == "special":
         for x in tensors:
             fills.plant_special(x, [torch.nan, 0.0, -0.0])
-    return positions, *tensors, _table(rows, problem, generator), *caches, lengths, problem.style == "neox"
+    table = _table((rows,) if problem.positions else new, problem, generator)
+    return *tensors, table, *caches, lengths, positions, problem.style == "neox"
 
 
-def _table(rows: int, problem: Problem, generator: torch.Generator) -> torch.Tensor:
+def _table(shape: tuple[int, ...], problem: Problem, generator: torch.Generator) -> torch.Tensor:
     """Cosines and sines of random angles: points of the circle by the tangents of half the angles."""
-    tangent = fills.normal((rows, problem.rotary_dim // 2), torch.float32, generator)
+    tangent = fills.normal((*shape, problem.rotary_dim // 2), torch.float32, generator)
     square = tangent * tangent
     return torch.cat(((1 - square) / (1 + square), 2 * tangent / (1 + square)), -1).to(problem.torch_dtype)
 
@@ -187,9 +199,9 @@ def _table(rows: int, problem: Problem, generator: torch.Generator) -> torch.Ten
 def _floor(problem: Problem) -> Floor:
     tokens, size = problem.batch * problem.q_len, problem.torch_dtype.itemsize
     moved = 2 * tokens * (problem.heads + 2 * problem.kv_heads) * problem.head_dim
-    angles = min(tokens, _ROWS) * problem.rotary_dim
+    angles = (min(tokens, _ROWS) if problem.positions else tokens) * problem.rotary_dim
     rotated = tokens * (problem.heads + problem.kv_heads) * problem.rotary_dim
-    return Floor(bytes=(moved + angles) * size + 8 * tokens + 4 * problem.batch, flop=3 * rotated)
+    return Floor(bytes=(moved + angles) * size + 8 * tokens * problem.positions + 8 * problem.batch, flop=3 * rotated)
 
 
 def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
@@ -212,9 +224,14 @@ def _key_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, A
 
 def _examples() -> tuple[Mapping[str, Value], ...]:
     """Small problems, most of them odd: parts of heads, one head, many queries to a key, several new tokens."""
-    names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "rotary_dim")
-    sizes = ((1, 4, 2, 1, 72, 64, 64), (3, 6, 1, 3, 9, 80, 20), (2, 3, 3, 5, 5, 20, 10), (5, 8, 2, 1, 33, 6, 2))
-    every = [*itertools.product(FLOATS, STYLES, sizes), (torch.float64, "neox", (3, 3, 1, 2, 7, 20, 14))]
+    names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "rotary_dim", "positions")
+    sizes = (
+        (1, 4, 2, 1, 72, 64, 64, False),
+        (3, 6, 1, 3, 9, 80, 20, True),
+        (2, 3, 3, 5, 5, 20, 10, False),
+        (5, 8, 2, 1, 33, 6, 2, True),
+    )
+    every = [*itertools.product(FLOATS, STYLES, sizes), (torch.float64, "neox", (3, 3, 1, 2, 7, 20, 14, False))]
     return tuple(
         {**dict(zip(names, each, strict=True)), "style": style, "dtype": dtype_name(dtype)}
         for dtype, style, each in every
@@ -226,12 +243,12 @@ _ROTATED = (units(float32=1.1, half=1.1), underflow(4))
 
 ROTARY_KV_APPEND = Op(
     name=_NAME,
-    schema=f"{_NAME}(Tensor positions, Tensor query, Tensor key, Tensor value, Tensor cos_sin_cache,"
-    " Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor cache_seqlens, bool is_neox=True)"
+    schema=f"{_NAME}(Tensor query, Tensor key, Tensor value, Tensor cos_sin_cache, Tensor(a!) k_cache,"
+    " Tensor(b!) v_cache, Tensor cache_seqlens, Tensor? positions=None, bool is_neox=True)"
     " -> (Tensor rotated, Tensor kv_lens)",
     version=1,
     reference=rotary_kv_append_reference,
-    fake=RowMajor(lambda _positions, query, *_: [(query.shape, query.dtype), (query.shape[:1], torch.int32)]),
+    fake=RowMajor(lambda query, *_: [(query.shape, query.dtype), (query.shape[:1], torch.int32)]),
     problem=_problem,
     inputs=_inputs,
     floor=_floor,
@@ -240,7 +257,7 @@ ROTARY_KV_APPEND = Op(
     tolerances={"k_cache": Tolerance(*_ROTATED, _key_scale), "v_cache": _EXACT},
     static=frozenset({"heads", "kv_heads", "head_dim", "rotary_dim", "dtype"}),
     dynamic=frozenset({"batch", "q_len", "kv_len"}),
-    choices={"style": STYLES},
+    choices={"style": STYLES, "positions": (False, True)},
     kinds=KINDS,
     examples=_examples(),
     check=_check,

@@ -140,7 +140,7 @@ class _Step:
             if self._appends(attention):
                 phase = self._phase
                 room: Dims = {"batch": phase.batch, "q_len": phase.q_len, "kv_len": phase.context}
-                yield "rotary_kv_append", {**room, **sizes, **kind}
+                yield "rotary_kv_append", {**room, **sizes, **kind, "positions": False}
 
     def _appends(self, attention: Attention) -> bool:
         """Whether compiled steps rotate and append at once: to a cache in rows that keeps all keys, whole heads."""

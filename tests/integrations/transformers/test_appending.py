@@ -69,7 +69,8 @@ def test_a_compiled_step_appends_by_one_op_a_layer(family: str, batch: int, new:
 
 
 def test_eager_code_other_caches_and_restored_models_append_by_themselves() -> None:
-    plain, applied, counts = tiny("llama"), tiny("llama"), OpCounts()
+    plain, applied = (tiny("llama", num_hidden_layers=1) for _ in range(2))
+    counts = OpCounts()
     apply(applied)
     right = steps(plain, plain)
     same(steps(applied, applied), right)
@@ -77,7 +78,7 @@ def test_eager_code_other_caches_and_restored_models_append_by_themselves() -> N
     with torch.no_grad():
         own, other = (model(prompt(), use_cache=False).logits for model in (plain, compiled))
     torch.testing.assert_close(other, own, atol=1e-5, rtol=1e-4)
-    assert counts.graphs[0]["rotary_kv_append"] == 0
+    assert [one["rotary_kv_append"] for one in counts.graphs] == [0]
     applied.set_attn_implementation("sdpa")
     same(steps(applied, torch.compile(applied, fullgraph=True, backend=counts)), right)
     assert counts.graphs[-1]["rotary_kv_append"] == 0
@@ -136,6 +137,22 @@ def test_inductor_writes_nothing_between_a_layers_ops(batch: int) -> None:
     calls = [line for line in programs[0].splitlines() if line.startswith("        cpp_fused")]
     # the embedding, cosines and sines, and the lengths of all layers' caches
     assert len(calls) == 3, calls
+
+
+def test_prompts_of_any_length_are_one_program() -> None:
+    plain, applied = (tiny("llama", num_hidden_layers=1) for _ in range(2))
+    apply(applied)
+    compiled = torch.compile(applied, fullgraph=True, dynamic=True, backend=OpCounts())
+    found = []
+    for model, step in ((plain, plain), (applied, compiled)):
+        cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+        given = {cache_name(model): cache}
+        with torch.no_grad():
+            model(prompt(), **given)
+            logits = [step(prompt()[:, :new], **given).logits for new in (3, 5)]
+            logits.append(step(prompt()[:, :7], use_cache=False).logits)
+        found.append((torch.cat(logits, 1), cache))
+    same(found[1], found[0])
 
 
 @pytest.mark.thorough

@@ -49,17 +49,18 @@ def _heads(x, sequence, place, head, sequence_stride, place_stride, head_stride)
 
 @triton.jit(do_not_specialize=["tokens", "q_len"])
 def rotary_kv_append(
-    rotated, kv_lens, positions, query, key, value, table, k_cache, v_cache, lengths, tokens, q_len, position_sequence,
+    rotated, kv_lens, query, key, value, table, k_cache, v_cache, lengths, positions, tokens, q_len, position_sequence,
     position_token, query_sequence, query_token, query_head, key_sequence, key_token, key_head, value_sequence,
-    value_token, value_head, row_stride, k_cache_sequence, k_cache_slot, k_cache_head, v_cache_sequence, v_cache_slot,
-    v_cache_head, length_stride, QUERIES: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, SPAN: tl.constexpr,
-    NEOX: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, REST_SPAN: tl.constexpr, TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
+    value_token, value_head, table_sequence, table_row, k_cache_sequence, k_cache_slot, k_cache_head, v_cache_sequence,
+    v_cache_slot, v_cache_head, length_stride, QUERIES: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
+    SPAN: tl.constexpr, NEOX: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, REST_SPAN: tl.constexpr,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """A program takes TOKENS tokens of HEADS of the QUERIES heads of query, or of the KEYS heads of key and value.
 
-    ``query_sequence``, ``query_token`` and ``query_head`` are strides. Of a head's DIM elements the first 2 HALF are
-    rotated; SPAN >= DIM, PAIRS >= HALF and REST_SPAN >= DIM - 2 HALF are powers of two.
+    ``query_sequence``, ``query_token`` and ``query_head`` are strides. Without positions the table has a row for each
+    token, with positions those of all. Of a head's DIM elements the first 2 HALF are rotated; SPAN >= DIM,
+    PAIRS >= HALF and REST_SPAN >= DIM - 2 HALF are powers of two.
     """
     query_blocks: tl.constexpr = (QUERIES + HEADS - 1) // HEADS
     blocks: tl.constexpr = query_blocks + (KEYS + HEADS - 1) // HEADS
@@ -68,8 +69,12 @@ def rotary_kv_append(
     token = tl.program_id(0) // blocks * TOKENS + tl.arange(0, TOKENS)
     there = token < tokens
     sequence, new = token // q_len, token % q_len
-    position = tl.load(positions + sequence * position_sequence + new * position_token, mask=there, other=0)
-    row = table + position.to(tl.int64)[:, None] * row_stride
+    if positions is None:
+        row = sequence.to(tl.int64) * table_sequence + new.to(tl.int64) * table_row
+    else:
+        position = tl.load(positions + sequence * position_sequence + new * position_token, mask=there, other=0)
+        row = position.to(tl.int64) * table_row
+    row = table + row[:, None]
     pair = tl.arange(0, PAIRS)[None, :]
     mask = there[:, None] & (pair < HALF)
     cos = tl.load(row + pair, mask=mask, eviction_policy="evict_last").to(tl.float32)[:, None, :]

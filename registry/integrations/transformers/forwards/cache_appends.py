@@ -23,8 +23,9 @@ QkRotation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 class CacheAppends(threading.local):
     """What this thread's trace of a model knows.
 
-    ``step``: of the attention that is traced; ``tables``: (cosines, sines, positions, table) of rotary modules, None
-    outside of a model's trace; ``counts``: lengths of caches that are to be raised, with the numbers of new tokens.
+    ``step``: of the attention that is traced; ``tables``: (cosines, sines, table [batch, seq, head_dim]) of rotary
+    modules, None outside of a model's trace; ``counts``: lengths of caches that are to be raised, with the numbers of
+    new tokens.
     """
 
     def __init__(self) -> None:
@@ -40,14 +41,16 @@ class CacheAppends(threading.local):
     def end(self) -> None:
         """A model's trace ends: raise the lengths of its caches."""
         counts, self.tables, self.counts = self.counts, None, None
-        for new in {new for _, new in counts or ()}:
-            torch._foreach_add_([length for length, count in counts or () if count == new], new)
+        while counts:
+            new = counts[0][1]
+            torch._foreach_add_([length for length, count in counts if count == new], new)
+            counts = [(length, count) for length, count in counts if count != new]
 
-    def table_of(self, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The positions and the op's table for cosines and sines, if a rotary module of the model has made these."""
+    def table_of(self, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:
+        """The op's table for cosines and sines, if a rotary module of the model has made these."""
         for known in self.tables or ():
             if known[0] is cos and known[1] is sin:
-                return known[2], known[3]
+                return known[2]
         return None
 
 
@@ -80,7 +83,7 @@ class AppendStep:
         """The cache's ``update``, with rotated keys."""
         if self._waiting is None:
             return self._cache.update(key, value, *args, **kwargs)
-        own, q, k, cos, sin, (positions, table) = self._waiting
+        own, q, k, cos, sin, table = self._waiting
         if key is not k:
             _refuse()
         held = self._held
@@ -90,7 +93,7 @@ class AppendStep:
         given = (x.transpose(1, 2) for x in (q, key, value))
         caches = (held.keys.transpose(1, 2), held.values.transpose(1, 2))
         lengths = held.cumulative_length.expand(len(key))
-        rotated, self.lengths = call("rotary_kv_append", positions, *given, table, *caches, lengths, True)
+        rotated, self.lengths = call("rotary_kv_append", *given, table, *caches, lengths)
         self._rotated = rotated.transpose(1, 2)
         assert APPENDS.counts is not None
         APPENDS.counts.append((held.cumulative_length, key.shape[2]))

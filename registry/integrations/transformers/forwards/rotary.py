@@ -20,7 +20,6 @@ from torch.compiler import is_dynamo_compiling
 
 from ....api import call
 from ....dispatch.torch_side.torch_private import transforming
-from ....tracing import constant_while_tracing
 from ..proofs import disagreement
 from ..swapping import Swapped, swap, unswap
 from .cache_appends import APPENDS, QkRotation
@@ -54,8 +53,9 @@ class RotaryForward(Swapped):
         if not is_dynamo_compiling():
             setattr(cos, _TABLE, _tables(cos, sin, x.shape[0]))
         elif APPENDS.tables is not None:
-            made = _tables(cos, sin, x.shape[0])
-            APPENDS.tables.append((cos, sin, made.positions, made.table))
+            half = cos.shape[-1] // 2
+            table = torch.cat((cos[..., :half], sin[..., :half]), -1)
+            APPENDS.tables.append((cos, sin, table.expand(x.shape[0], -1, -1)))
         return cos, sin
 
 
@@ -170,16 +170,10 @@ def _tables(cos: torch.Tensor, sin: torch.Tensor, batch: int) -> RotaryTables:
     count, seq, width = cos.shape
     half = width // 2
     one, other = cos[..., :half].reshape(-1, half), sin[..., :half].reshape(-1, half)
+    positions = torch.arange(count * seq, device=cos.device).view(count, seq)
     return RotaryTables(
-        _rows_of_tokens(count, seq, batch, cos.device),
+        positions if count == batch else positions.repeat(batch, 1),
         torch.cat((one, other), -1),
         torch.cat((one, -other), -1) if torch.is_grad_enabled() else None,
         sin,
     )
-
-
-@constant_while_tracing
-def _rows_of_tokens(count: int, seq: int, batch: int, device: torch.device) -> torch.Tensor:
-    """Rows [batch, seq] of a table of ``count`` sequences, 1 or ``batch``; a constant of compiled programs."""
-    rows = torch.arange(count * seq, device=device).view(count, seq)
-    return rows if count == batch else rows.repeat(batch, 1)
