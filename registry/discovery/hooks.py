@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 import pluggy
@@ -64,14 +65,19 @@ def op_of(hook: str) -> str:
     return hook.replace("__", "::", 1)
 
 
-def specification(hook: str, doc: str) -> type:
-    """The hookspec of that name, as a namespace for pluggy."""
+def specification(hook: str, doc: str) -> ModuleType:
+    """The hookspec of that name, as a namespace for pluggy.
+
+    It is a module, which has few other names: pluggy looks at each, and at a class's in half of a catalog's loading.
+    """
 
     def specified() -> None:
         pass
 
     specified.__doc__ = doc
-    return type(hook, (), {hook: _specification_marker(specified)})
+    namespace = ModuleType(hook)
+    setattr(namespace, hook, _specification_marker(specified))
+    return namespace
 
 
 def _refuse_second_mark(function: object) -> None:

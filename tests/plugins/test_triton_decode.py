@@ -26,7 +26,8 @@ OFTEN = [
     for page in (16, False)
     for dtype in ("bfloat16", "float32")
     for dims, quick in (
-        ({}, False), (WIDE, False), (WIDEST, page == 16), (TOKENS, dtype == "bfloat16" and not page),
+        ({}, False), (WIDE, False), (WIDEST, dtype == "bfloat16" and page == 16),
+        (TOKENS, dtype == "bfloat16" and not page),
         (FLOAT8, dtype == "float32" and page == 16), ({**FLOAT8, **TOKENS, **WIDE}, dtype == "bfloat16" and not page),
     )
 ]  # fmt: skip
