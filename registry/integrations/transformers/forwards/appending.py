@@ -1,4 +1,4 @@
-"""Attention over a static cache whose rotation and append are one op while torch.compile traces the model."""
+"""Attention over a static cache whose rotation and append are one op."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.compiler import is_dynamo_compiling
 from transformers.cache_utils import StaticLayer
 
 from ....contracts.checks import WIDE
+from ....dispatch.torch_side.torch_private import transforming
 from ..report import ApplyReport
 from ..swapping import Swapped, swap
 from .cache_appends import APPENDS, AppendProbe, AppendStep
@@ -35,7 +36,7 @@ class AppendingAttention(Swapped):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get(self.registry_cache)
-        if cache is None or not is_dynamo_compiling() or self.training or APPENDS.tables is None:
+        if cache is None or self.training or not APPENDS.active or (not is_dynamo_compiling() and transforming()):
             return super().forward(*args, **kwargs)
         layers = getattr(cache, "layers", ())
         held = layers[self.layer_idx] if self.layer_idx < len(layers) else None
