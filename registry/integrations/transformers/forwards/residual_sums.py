@@ -65,13 +65,13 @@ def _replace_layers(parent: torch.nn.Module, child: str, prefix: str, report: Ap
     """Replace the layers ``child`` of a model, and the model itself if it hands on what its layers return."""
     layers: Any = parent._modules[child]
     forms = [residual_form(layer) for layer in layers]
+    known = [form for form in forms if not isinstance(form, str)]
     norms = [name for name, one in parent.named_children() if isinstance(one, RmsNormForward)]
-    whole = len(norms) == 1 and not isinstance(parent, Swapped) and hands_on(parent, child, norms[0])
+    whole = bool(known) and len(norms) == 1 and not isinstance(parent, Swapped) and hands_on(parent, child, norms[0])
     # the norm that follows each layer, by its name in the model
     following = [
         "" if isinstance(form, str) else f"{child}.{at}.{form.first_norm}" for at, form in enumerate(forms) if at
     ] + norms[:1]
-    known = [form for form in forms if not isinstance(form, str)]
     for at, (layer, form) in enumerate(zip(layers, forms, strict=True)):
         if isinstance(form, str):
             report.leave(form, f"{prefix}{child}.{at}")
