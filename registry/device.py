@@ -111,7 +111,8 @@ class Device:
     def software(self) -> Mapping[str, str]:
         """Versions of driver, CUDA, torch, Triton and Python (major and minor); for a CPU also of the compiler."""
         python = ".".join(platform.python_version_tuple()[:2])
-        versions = {"torch": torch.__version__, "triton": installed_version("triton"), "python": python}
+        # as a text: torch's own type parses both sides of each comparison
+        versions = {"torch": str(torch.__version__), "triton": installed_version("triton"), "python": python}
         if self.type == "cuda":
             versions |= {"cuda": torch.version.cuda or torch.version.hip or "", "driver": _driver()}
         else:

@@ -33,12 +33,20 @@ class PythonText(str):
 
 def fingerprint(sources: Iterable[ModuleType | str]) -> str:
     """SHA-256 over modules and PythonText (as normalised syntax) and other texts (as C++ tokens)."""
+    return _digest(tuple(map(_normalised, sources)))
+
+
+def _normalised(source: ModuleType | str) -> str:
+    if isinstance(source, ModuleType):
+        return normalised_python(module_text(source))
+    return normalised_python(source) if isinstance(source, PythonText) else normalised_c(source)
+
+
+@lru_cache(maxsize=256)
+def _digest(texts: tuple[str, ...]) -> str:
+    """SHA-256 over texts; remembered, since the variants of a candidate are asked for at each size that it meets."""
     digest = hashlib.sha256()
-    for source in sources:
-        if isinstance(source, ModuleType):
-            text = normalised_python(module_text(source))
-        else:
-            text = normalised_python(source) if isinstance(source, PythonText) else normalised_c(source)
+    for text in texts:
         digest.update(text.encode())
         digest.update(b"\0")
     return digest.hexdigest()

@@ -144,11 +144,14 @@ class Snapshot:
             found = []
         return found if len(found) == len(texts) else [_parsed(text) for text in texts]
 
+    def transferring(self) -> list[int]:
+        """The rows whose winners may run at other sizes, too, unless that cannot be decoded."""
+        return [place for place, row in enumerate(self.rows) if row[TRANSFERS] != "{}"]
+
     def transfers(self, place: int) -> Mapping[str, Transfer]:
         """The other sizes at which the winner in the row at ``place`` may run; empty where that cannot be decoded."""
-        text = self.rows[place][TRANSFERS]
         try:
-            return {} if text == "{}" else transfers_of(json.loads(text))
+            return transfers_of(json.loads(self.rows[place][TRANSFERS]))
         except Exception:
             return {}
 

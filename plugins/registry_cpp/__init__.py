@@ -135,6 +135,14 @@ def kv_cache_append_implementations() -> Iterable[Implementation]:
     return [CppKvCacheAppend()]
 
 
+@implements("rotary_kv_append")
+def rotary_kv_append_implementations() -> Iterable[Implementation]:
+    """One implementation."""
+    from .rotary_kv_append import CppRotaryKvAppend
+
+    return [CppRotaryKvAppend()]
+
+
 @implements("attention_decode")
 def attention_decode_implementations() -> Iterable[Implementation]:
     """One implementation."""

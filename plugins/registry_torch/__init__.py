@@ -365,6 +365,14 @@ def kv_cache_append_implementations() -> Iterable[Implementation]:
     return [KvCacheAppend()]
 
 
+@implements("rotary_kv_append")
+def rotary_kv_append_implementations() -> Iterable[Implementation]:
+    """Products, sums and indexed copies, and Inductor's."""
+    from .decoder.rotary_kv_append import CompiledRotaryKvAppend, RotaryKvAppend
+
+    return [RotaryKvAppend(), CompiledRotaryKvAppend()]
+
+
 @implements("attention_decode")
 def attention_decode_implementations() -> Iterable[Implementation]:
     """Two products in float32, and Inductor's."""

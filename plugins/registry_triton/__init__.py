@@ -249,6 +249,13 @@ def kv_cache_append_implementations() -> Sequence[registry.Implementation]:
     return [BlockKvCacheAppend()]
 
 
+@registry.implements("rotary_kv_append")
+def rotary_kv_append_implementations() -> Sequence[registry.Implementation]:
+    from .decoder.rotary_kv_append import BlockRotaryKvAppend
+
+    return [BlockRotaryKvAppend()]
+
+
 @registry.implements("attention_decode")
 def attention_decode_implementations() -> Sequence[registry.Implementation]:
     from .attention.decode import SplitKvDecode, WholeDecode

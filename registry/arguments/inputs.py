@@ -44,9 +44,7 @@ def arguments_of(op: Op, problem: Problem) -> Arguments:
     """Specs of ``op.inputs`` on the CPU, without making the inputs if that is possible."""
     kind = op.kinds[0]
     try:
-        with META, OnMeta():
-            arguments = op.arguments(op.draw(problem, kind, torch.Generator()))
-        return arguments.mapped(lambda spec: replace(spec, device=_CPU))
+        return _on_meta(op, problem, kind)
     except (RuntimeError, TypeError, ValueError) as fault:
         if isinstance(fault, RegistryError):
             raise
@@ -57,6 +55,28 @@ def arguments_of(op: Op, problem: Problem) -> Arguments:
         if op.floor(problem).bytes > _SMALL_BYTES:
             raise
     return op.arguments(op.draw(problem, kind, torch.Generator().manual_seed(0)))
+
+
+def arguments_of_other_kinds(op: Op, problem: Problem) -> tuple[Arguments, ...]:
+    """Specs of the op's other kinds of inputs that differ from the first kind's, e.g. by an epsilon, each once.
+
+    Kinds whose inputs would have to be made are left out.
+    """
+    found: list[Arguments] = []
+    for kind in op.kinds:
+        try:
+            arguments = _on_meta(op, problem, kind)
+        except Exception:  # an author's code may raise anything for tensors without data
+            continue
+        if all(arguments.values != other.values for other in found):
+            found.append(arguments)
+    return tuple(found[1:])
+
+
+def _on_meta(op: Op, problem: Problem, kind: str) -> Arguments:
+    with META, OnMeta():
+        arguments = op.arguments(op.draw(problem, kind, torch.Generator()))
+    return arguments.mapped(lambda spec: replace(spec, device=_CPU))
 
 
 def call_bytes(op: Op, problem: Problem) -> int:

@@ -51,7 +51,8 @@ def run(app: typer.Typer, program: str, arguments: list[str] | None = None) -> i
     except _ClickFault as fault:
         context = getattr(fault, "ctx", None)
         command = context.command_path if context else program
-        return _report(program, fault.format_message(), f"see {command} --help")
+        # newer releases of typer check options by pydantic, whose prefix tells users nothing
+        return _report(program, fault.format_message().replace("Value error, ", ""), f"see {command} --help")
     except (RegistryError, TuningDBError) as fault:
         return _report(program, fault.message, fault.hint)
     except (KeyboardInterrupt, typer.Abort):

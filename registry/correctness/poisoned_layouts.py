@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import count
 from typing import Any, Literal, get_args
 
@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ..arguments.schema import with_tensors
 from ..problem import TensorSpec
+from .batched import copy_each
 from .bits import WORD, as_bits
 
 PoisonedLayout = Literal["contiguous", "unaligned", "sliced", "transposed", "strided", "strided-dense", "dense-strided"]
@@ -102,13 +103,11 @@ class Surrounded:
 
     def poison(self) -> None:
         """Fill the whole base with poison again, the tensor too."""
-        bits = as_bits(self.base)
         if self.inside is not None:
-            bits.copy_(self.pristine)
+            self._bits.copy_(self.pristine)
             return
-        bits.fill_(Poison.of(self.base.dtype).nan)
-        for margin, pristine in self._margins:
-            margin.copy_(pristine)
+        self._bits.fill_(Poison.of(self.base.dtype).nan)
+        copy_each(*map(list, zip(*self._margins, strict=True)))
 
     @property
     def nbytes(self) -> int:
@@ -117,13 +116,17 @@ class Surrounded:
     def untouched(self) -> torch.Tensor:
         """A boolean tensor on the device: True if nothing but the tensor's own elements was written."""
         if self.inside is not None:
-            return ((as_bits(self.base) == self.pristine) | _each(self.inside, self.pristine)).all()
+            return (self._bits == self.pristine).logical_or_(_each(self.inside, self.pristine)).all()
         return torch.stack([(margin == pristine).all() for margin, pristine in self._margins]).all()
 
-    @property
+    @cached_property
+    def _bits(self) -> torch.Tensor:
+        return as_bits(self.base)
+
+    @cached_property
     def _margins(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
         """(bits, poisoned bits) of the elements before the tensor and of those after it."""
-        bits, before = as_bits(self.base), int(self.tensor.storage_offset())
+        bits, before = self._bits, int(self.tensor.storage_offset())
         after = len(bits) - (len(self.pristine) - before)
         return (bits[:before], self.pristine[:before]), (bits[after:], self.pristine[before:])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from registry.problem import Problem
-from registry.tuner.workers.worker import PROMISING
+from registry.tuner.measure.series import PROMISING
 
 from .cheating_run import CheatingRun
 

@@ -60,6 +60,33 @@ def test_a_step_is_captured_and_replayed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("batch", [1, 16])
+def test_compiled_steps_in_cuda_graphs_are_as_exact_as_the_plain_models(family: str, batch: int) -> None:
+    """Each step rotates and appends in one launch a layer, and adds together with the next norm."""
+    tokens, found, caches = prompt(batch).cuda(), [], []
+    for dtype, applied in ((torch.float64, False), (torch.bfloat16, False), (torch.bfloat16, True)):
+        model = tiny(family, torch.bfloat16).to(dtype).cuda()
+        step = model
+        if applied:
+            apply(model)
+            step = torch.compile(model, fullgraph=True, mode="reduce-overhead")
+        cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+        given = {cache_name(model): cache}
+        with torch.no_grad():
+            model(tokens, **given)
+            logits = [step(tokens[:, at : at + 1], **given).logits.double().clone() for at in range(6)]
+        found.append(torch.cat(logits, 1))
+        caches.append(cache.layers[1])
+    right, own, other = found
+    assert (other - right).abs().max() < 2 * (own - right).abs().max() + 1e-2
+    assert int(caches[2].cumulative_length) == int(caches[0].cumulative_length) == tokens.shape[1] + 6
+    for part in ("keys", "values"):
+        exact, plain, last = (getattr(cache, part).double() for cache in caches)
+        assert (last - exact).abs().max() < 2 * (plain - exact).abs().max() + 1e-2
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.parametrize("form", ["eager", "compiled"])
 def test_a_training_step_is_as_exact_as_the_plain_models_with_half_the_memory_for_logits(form: str) -> None:
     """Of 2048 tokens and 65536 classes: the logits take 256 MiB in bfloat16."""

@@ -1,4 +1,4 @@
-"""rotary_embedding and kv_cache_append on a GPU: parts of fused tensors, captured graphs, checks of data."""
+"""Ops that write to caches, and rotations, on a GPU: parts of fused tensors, captured graphs, checks of data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 
 import registry
 from registry.arguments.schema import with_tensors
-from registry.contracts import KV_CACHE_APPEND, ROTARY_EMBEDDING
+from registry.contracts import KV_CACHE_APPEND, ROTARY_EMBEDDING, ROTARY_KV_APPEND
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.warning import DispatchWarning
@@ -72,6 +72,33 @@ def test_captured_graphs_write_to_the_slots_of_their_replays(name: str, float8: 
         graph.replay()
         for found, expected in zip(caches, right, strict=True):
             assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_a_rotation_with_append_is_captured_and_replayed(name: str) -> None:
+    """Over parts of a fused tensor, and a cache with heads before tokens, whose length all sequences share."""
+    _, parts = fused(3)
+    given = [part.unflatten(0, (3, 1)) for part in parts]
+    caches = [
+        torch.zeros(3, KV_HEADS, 20, WIDTH, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(2)
+    ]
+    length, positions = torch.tensor(4, device="cuda"), torch.tensor([[7]], device="cuda").expand(3, 1)
+    values = (*given, table(), *caches, length.expand(3), positions)
+    with registry.using(rotary_kv_append=name):
+        registry.call("rotary_kv_append", *values)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            rotated, lengths = registry.call("rotary_kv_append", *values)
+    for new in (0, 13, 19):
+        length.fill_(new)
+        given[1].copy_(torch.randn_like(given[1]))
+        wide = with_tensors(values, lambda x: x.double() if x.is_floating_point() else x)
+        right, _ = ROTARY_KV_APPEND.reference(*wide)
+        graph.replay()
+        torch.testing.assert_close(rotated.double(), right, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(caches[0][:, new].double(), wide[4][:, new], rtol=2e-2, atol=2e-2)
+        assert torch.equal(caches[1][:, new], given[2][:, 0])
+        assert lengths.tolist() == [new + 1] * 3
 
 
 def test_data_are_checked_but_not_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from registry.correctness.bits import as_bits
 from registry.device import Device
+from registry.problem import TensorSpec
 from registry.tuner.measure.capture import CaptureError, Graph, try_capture
 from registry.tuner.measure.clocks import Clocks
 from registry.tuner.measure.copy_floor import copy_sampler
@@ -18,14 +20,18 @@ from registry.tuner.measure.device_samplers import BacklogSampler, DeviceClock, 
 from registry.tuner.measure.interleaving import interleave
 from registry.tuner.measure.nvml import gpu_of
 from registry.tuner.measure.protocol import TimingProtocol
+from registry.tuner.measure.rotation import Rotation
 from registry.tuner.measure.samplers import Enqueue, Sampler, ScreenedSampler, copies_of, needs_flush
 from registry.tuner.measure.sampling import sampler_for
+from registry.tuner.measure.secret_elements import FlippedElements
 from registry.tuner.measure.series import measure
+from registry.tuner.measure.stack import Stack
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 SMALL, MEDIUM, LARGE = 1024, 2**22, 2**28
+COPIES = 4
 
 
 @pytest.fixture(scope="module")
@@ -200,3 +206,38 @@ def test_the_clock_is_made_steady_once_and_read_where_somebody_tells_it(device: 
         assert reading.sm_mhz is None or reading.sm_mhz > 100
     gpu = gpu_of(device)
     assert clocks.contended() is bool(gpu and gpu.others({os.getpid()}))
+
+
+@pytest.fixture
+def refused_waits() -> Iterator[Callable[[str], None]]:
+    """Sets what becomes of operations that wait for the device: ``"error"`` or ``"default"``, which comes last."""
+    try:
+        yield torch.cuda.set_sync_debug_mode
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn])
+def test_nothing_between_samples_waits_for_the_device(
+    device: Device, dtype: torch.dtype, refused_waits: Callable[[str], None]
+) -> None:
+    """A host that waits loses the head start that the samples queued behind it have."""
+    shown = {name: torch.randn(37, 104, device=device.torch).to(dtype) for name in ("one", "other")}
+    rotation = Rotation((shown["one"], 3.0), COPIES)
+    outputs = Stack(TensorSpec.of(shown["one"]), COPIES)
+    flipped = FlippedElements(outputs, torch.Generator(device.torch).manual_seed(1))
+    for name, values in shown.items():
+        rotation.show(name, (values, 3.0))
+        refused_waits("error")
+        for _ in range(40):
+            rotation.move(range(COPIES), {0: values})
+            rotation.change([0])
+            rotation.rewrite(range(COPIES), {0: values})
+            rotation.change([0])
+            flipped.change()
+        rotation.put_back([0], {0: values})
+        refused_waits("default")
+        assert torch.equal(as_bits(rotation.copies[0][0]), as_bits(values))
+        rotation.restore()
+        assert all(torch.equal(as_bits(copy[0]), as_bits(values)) for copy in rotation.copies)

@@ -108,6 +108,14 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
             (70, 3, 20, 128, "auto"),
         )
     ],
+    "rotary_kv_append": [
+        {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_len": q_len, "kv_len": kv_len, "head_dim": size,
+         "rotary_dim": part, "style": style, "positions": style == "gptj" or q_len > 200}
+        for batch, heads, kv_heads, q_len, kv_len, size, part, style in (
+            (1, 32, 8, 1, 4096, 128, 128, "neox"), (16, 32, 8, 1, 1024, 128, 128, "neox"),
+            (2, 32, 8, 300, 700, 64, 64, "neox"), (3, 7, 1, 5, 9, 80, 20, "neox"), (5, 32, 2, 1, 64, 128, 64, "gptj"),
+        )
+    ],
     "attention_decode": [
         {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_len": q_len, "kv_len": kv_len, "head_dim": size,
          "page": page, "span": span, "kv_dtype": kind, "softcap": cap, "lengths": lengths}

@@ -90,6 +90,17 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
         "block_size": 16,
         "kv_dtype": "auto",
     },
+    "rotary_kv_append triton.block": {
+        "batch": 16,
+        "heads": 32,
+        "kv_heads": 8,
+        "q_len": 1,
+        "kv_len": 4096,
+        "head_dim": 128,
+        "rotary_dim": 128,
+        "style": "neox",
+        "positions": False,
+    },
     "attention_decode triton.whole": DECODE,
     "attention_decode triton.split_kv": {**DECODE, "batch": 1, "page": 16},
     "top_k_top_p_sampling triton.looped": {"rows": 64, "cols": 128256, "top_k": True, "top_p": True},
@@ -217,6 +228,14 @@ DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
         ]
         for op in ATTENTIONS
     },
+    "rotary_kv_append": [
+        {**TYPICAL["rotary_kv_append triton.block"], **sizes}
+        for sizes in (
+            {"batch": 1, "heads": 1, "kv_heads": 1},
+            {"batch": 64, "head_dim": 80, "rotary_dim": 20, "style": "gptj", "positions": True},
+            {"q_len": 1024},
+        )
+    ],
     "embedding": EMBEDDINGS,
     "embedding_backward": EMBEDDINGS,
     **{

@@ -10,6 +10,7 @@ from .kv_cache_append import KV_CACHE_APPEND
 from .layer_norm import LAYER_NORM
 from .layer_norm_backward import LAYER_NORM_BACKWARD
 from .rotary_embedding import ROTARY_EMBEDDING
+from .rotary_kv_append import ROTARY_KV_APPEND
 
 __all__ = [
     "EMBEDDING",
@@ -21,6 +22,7 @@ __all__ = [
     "LAYER_NORM",
     "LAYER_NORM_BACKWARD",
     "ROTARY_EMBEDDING",
+    "ROTARY_KV_APPEND",
     "SILU_AND_MUL",
     "SILU_AND_MUL_BACKWARD",
 ]

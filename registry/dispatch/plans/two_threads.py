@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...arguments.schema import with_tensors
 from ...backends import InductorImplementation
+from ...correctness.batched import copy_each
 from ...correctness.output_faults import poison
 from ...device import Device
 from ...implementation import Tensors
@@ -134,8 +135,10 @@ class _ThreadWork:
         values = [inputs[which] for which in self._given]
         self._values = [with_tensors(each, torch.clone) for each in values] if plan.op.parsed.mutates else values
         self._outputs: list[Tensors] = [() if implementation.returns_outputs else plan.allocate() for _ in self._given]
-        for outputs in self._outputs:
-            poison(outputs)
+        poison(self._outputs[0])
+        for place, poisoned in enumerate(self._outputs[0]):
+            others = [outputs[place] for outputs in self._outputs[1:]]
+            copy_each(others, [poisoned] * len(others))
         self._stream = torch.cuda.Stream(self._device) if device.type == "cuda" else None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))

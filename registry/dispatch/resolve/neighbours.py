@@ -26,7 +26,7 @@ class Neighbours:
     """Winners with equal static dimensions, each known by a place, and their sizes along ``Op.near_along``.
 
     ``places`` are those in ``dims``, the dimensions of all winners; ``bad(place)`` is called for those whose sizes are
-    no numbers. ``transfers(place)`` returns the sizes at which a winner was also verified.
+    no numbers. ``transfers``: the sizes at which winners were also verified, by place, for those that were at any.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Neighbours:
         places: Sequence[int],
         dims: Sequence[Any],
         bad: Callable[[int], None],
-        transfers: Callable[[int], Mapping[str, Transfer]],
+        transfers: Mapping[int, Mapping[str, Transfer]],
     ) -> None:
         self.candidates: NDArray[np.int64] | None = None
         """For each winner a number for its candidate, and one for its source; None until they are needed."""
@@ -67,12 +67,13 @@ class Neighbours:
         found: SizeNumbers = (
             np.abs(logarithms[0]) if len(sizes) == 1 else np.sqrt(sum(each * each for each in logarithms))
         )
-        return found if self._reach is None else np.where(self._reached(sizes), found, np.inf)
+        return found if self._reach is None else np.where(self.reached(sizes), found, np.inf)
 
-    def _reached(self, sizes: tuple[float, ...]) -> NDArray[np.bool_]:
+    def reached(self, sizes: tuple[float, ...]) -> NDArray[np.bool_]:
         """A mask of winners that may answer at these sizes: each may differ in one static dimension only."""
-        assert self._reach is not None
         reached, moved = np.ones(len(self.places), np.bool_), np.zeros(len(self.places), np.int8)
+        if self._reach is None:
+            return reached
         for size, column, (low, high), static in zip(
             sizes, self._columns, self._reach, self._transferring, strict=True
         ):
@@ -206,7 +207,7 @@ def _reaches(
     places: Sequence[int],
     dims: Sequence[Any],
     columns: Sequence[SizeNumbers],
-    transfers: Callable[[int], Mapping[str, Transfer]],
+    transfers: Mapping[int, Mapping[str, Transfer]],
 ) -> list[SizeNumbers]:
     """The least and the greatest size at which each winner may answer, ``[2, winners]`` for each dimension.
 
@@ -217,8 +218,8 @@ def _reaches(
         np.stack([column, column] if name in op.transfers else [np.zeros_like(column), np.full_like(column, np.inf)])
         for name, column in zip(op.near_along, columns, strict=True)
     ]
-    for index, place in enumerate(places):
-        if told := transfers(place):
+    for index, place in enumerate(places) if transfers else ():
+        if told := transfers.get(place):
             for name, reach in zip(op.near_along, reaches, strict=True):
                 if name in told and (declared := op.transfers.get(name)) is not None:
                     with contextlib.suppress(Exception):  # an author's function may raise anything

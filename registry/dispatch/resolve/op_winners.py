@@ -145,9 +145,10 @@ class OpWinners:
         group = self._group(op, dims)
         if group is None:
             return []
-        reached = np.flatnonzero(group.octaves(sizes_of(op, dims)) < np.inf).tolist()
-        places = {self._labels(place)[1]: place for place in [group.places[index] for index in reached]}
-        return [one.winner for one in map(self._at, places.values()) if one is not None]
+        reached = np.flatnonzero(group.reached(sizes_of(op, dims)))
+        _, firsts = np.unique(self._numbers(group)[reached, 1], return_index=True)
+        places = [group.places[index] for index in reached[firsts].tolist()]
+        return [one.winner for one in map(self._at, places) if one is not None]
 
     def stretch(self, op: Op, dims: Mapping[str, Any], name: str) -> float:
         """The greatest size of static dimension ``name`` to which exactly the winners transfer that do to ``dims``."""
@@ -252,7 +253,8 @@ class OpWinners:
         key = values_of(static, dims)
         group = groups.get(key)
         if isinstance(group, list):
-            group = groups[key] = Neighbours(op, group, self._dims, self._bad, self._transfers)
+            transfers = {place: self._transfers(place) for place in self._transferring.intersection(group)}
+            group = groups[key] = Neighbours(op, group, self._dims, self._bad, transfers)
         return group if group is not None and group.places and loose <= dims.keys() else None
 
     def _groups_by(
@@ -264,6 +266,13 @@ class OpWinners:
         if groups is None:
             groups = self._groups[static] = dict(grouped(static, self._dims, self._bad))
         return static, groups
+
+    @cached_property
+    def _transferring(self) -> frozenset[int]:
+        """The places of winners that were verified at other sizes, too."""
+        count = len(self.stored.rows)
+        shipped = [count + number for number, one in enumerate(self._behind) if one.transfers]
+        return frozenset([*self.stored.transferring(), *shipped])
 
     def _transfers(self, place: int) -> Mapping[str, Transfer]:
         own = place < len(self.stored.rows)
@@ -295,12 +304,18 @@ class OpWinners:
 
     def _strike(self, far: NDArray[np.float64], group: Neighbours, index: int, whole: bool) -> None:
         """Leave out the other winners of the candidate at ``index``; ``whole``: all winners of its source."""
-        if group.candidates is None:
-            codes: dict[Hashable, int] = {}
-            labels = [self._labels(place) for place in group.places]
-            group.candidates = np.array([[codes.setdefault(label, len(codes)) for label in pair] for pair in labels])
-        column = group.candidates[:, 1 if whole else 0]
+        column = self._numbers(group)[:, 1 if whole else 0]
         far[column == column[index]] = np.inf
+
+    def _numbers(self, group: Neighbours) -> NDArray[np.int64]:
+        """For each winner of a group a number for its candidate, and one for its source."""
+        if group.candidates is None:
+            numbers: dict[Hashable, int] = {}
+            labels = [self._labels(place) for place in group.places]
+            group.candidates = np.array(
+                [[numbers.setdefault(label, len(numbers)) for label in pair] for pair in labels]
+            )
+        return group.candidates
 
     def _sources(self, group: Neighbours) -> frozenset[Hashable]:
         """The sources of all winners of a group."""

@@ -10,12 +10,14 @@ import torch
 from ...errors import InvalidArgumentError
 from ...nn import PackedLinear
 from .attention import NAME
+from .forwards.appending import replace_appends
 from .forwards.experts import replace_experts
 from .forwards.fused_losses import fuse_loss
 from .forwards.gated_mlps import gate_and_up, replace_gated
 from .forwards.gelus import replace_gelu
 from .forwards.linears import AnyLinear, DenseMember, LinearForward, LinearGroup, PackedMember
 from .forwards.norms import replace_norm
+from .forwards.residual_sums import replace_residual_sums
 from .forwards.rotary import replace_rotary, restore_rotary
 from .loss_proofs import between_output_and_loss, output_layer
 from .losses import causal_lm_loss
@@ -73,6 +75,9 @@ def apply(
             report.leave(f"experts: {told}", name) if told else report.add("experts", name)
     _replace_rotary(model, report)
     _replace_attention(model, report)
+    replace_residual_sums(model, report)
+    if hasattr(model, _ATTENTION):
+        replace_appends(model, NAME, report)
     _replace_loss(model, report, fused=fused_loss)
     return report
 

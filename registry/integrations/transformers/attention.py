@@ -16,6 +16,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...api import call
+from .forwards.cache_appends import APPENDS, AppendProbe
 
 NAME = "registry"
 
@@ -43,6 +44,10 @@ def registry_attention(  # noqa: PLR0913
     dimensions. Returns [batch, q_len, heads, head_dim] and None. With dropout, and arguments that the ops do not take,
     transformers' own function of torch computes it, or its eager one for logits with a cap.
     """
+    if APPENDS.step is not None:
+        query = APPENDS.step.query(query)
+        if isinstance(APPENDS.step, AppendProbe):
+            return query.transpose(1, 2), None
     if dropout or key.shape[-1] != value.shape[-1] or any(others.get(name) is not None for name in _UNKNOWN):
         return _by_transformers(
             module, query, key, value, attention_mask, scaling, dropout, is_causal, softcap, sliding_window, others
@@ -59,7 +64,7 @@ def registry_attention(  # noqa: PLR0913
         return out, None
     window = -1 if sliding_window is None or not causal else sliding_window - 1
     if q_len == 1 and causal:
-        filled = _full(q.shape[0], k.shape[1], q.device) if attention_mask is None else attention_mask.view(-1)
+        filled = _lengths(q, k, attention_mask)
         out, _ = call("attention_decode", q, k, v, filled, scale=scaling, softcap=cap, window=window)
         return out, None
     if causal and k.shape[1] > q_len:
@@ -127,6 +132,14 @@ def _broadcast(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> to
     """A mask of the keys that there are, in a dtype that attention takes."""
     mask = mask[..., : key.shape[2]]
     return mask if mask.dtype in {torch.bool, query.dtype} else mask.to(query.dtype)
+
+
+def _lengths(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """The number of keys of each sequence, int32 [batch]."""
+    if mask is None:
+        return _full(q.shape[0], k.shape[1], q.device)
+    known = None if APPENDS.step is None else APPENDS.step.lengths
+    return mask.view(-1) if known is None else known
 
 
 def _full(batch: int, length: int, device: torch.device) -> torch.Tensor:

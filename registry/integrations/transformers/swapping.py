@@ -36,7 +36,8 @@ def swap(module: torch.nn.Module, forward: type[Swapped], **attributes: Any) -> 
 def unswap(module: torch.nn.Module) -> None:
     """Give a swapped module its own class back."""
     assert isinstance(module, Swapped)
-    module.__class__ = type(module).registry_class  # type: ignore[assignment]
+    while isinstance(module, Swapped):
+        module.__class__ = type(module).registry_class  # type: ignore[assignment]
     for name in [name for name in module.__dict__ if name.startswith(_OWN)]:
         del module.__dict__[name]
 

@@ -36,6 +36,7 @@ _FLUSH_COLUMNS = 1024
 """A sum over many short rows is one kernel; one over everything allocates memory for a second step."""
 _BASELINES = 31
 _FIRST_BASELINES = 7
+_BASELINE_LASTS_NS = 20_000_000
 
 
 class DeviceClock:
@@ -96,19 +97,29 @@ class DeviceClock:
 
 
 class Baseline:
-    """The time of the flush alone between two events, to be subtracted: the median of the latest few."""
+    """The time of the flush alone between two events, to be subtracted: the median of the latest few.
+
+    One more is taken where the latest is older than 20 ms. The flush is the same read of memory whatever is timed, and
+    the clock of the memory changes in seconds, so that a time speaks for the samples of the next ms as well; one for
+    each take was 8% of a worker's time.
+    """
 
     def __init__(self, flush: Callable[[], object]) -> None:
         self._flush = flush
         self._clock = DeviceClock()
         self._times: collections.deque[float] = collections.deque(maxlen=_BASELINES)
+        self._taken_ns = 0
 
     def us(self) -> float:
-        """The median of the latest times, after one more is taken."""
-        count = 1 if self._times else _FIRST_BASELINES
+        """The median of the latest times, in µs; 0.0 as long as no time was clean."""
+        if not self._times or perf_counter_ns() - self._taken_ns > _BASELINE_LASTS_NS:
+            self._take(1 if self._times else _FIRST_BASELINES)
+        return statistics.median(self._times) if self._times else 0.0
+
+    def _take(self, count: int) -> None:
         for _ in range(count):
             self._times += [sample.us for sample in self._clock.time([self._flush]) if sample.clean]
-        return statistics.median(self._times) if self._times else 0.0
+        self._taken_ns = perf_counter_ns()
 
 
 class Flush:

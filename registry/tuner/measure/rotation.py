@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from random import Random
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ class Rotation:
         self._shown = self._announced = ""
         self.writes = 0
         """How often the copies were written to: several plans may be timed on them in turn."""
+        # a draw from the system takes 1 µs, for each copy before each sample
+        self._drawn = Random(secrets.randbits(64)).randrange
         self._moved: dict[tuple[Stack, int], int] = {}
         """Stack and copy -> the places by which its elements are moved."""
         self._complete: Iterable[int] | None = None
@@ -39,10 +42,7 @@ class Rotation:
         device = next((stack.bits.device for stack in self._all), None)
         # a generator of its own: a candidate may seed torch's
         generator = None if device is None else torch.Generator(device).manual_seed(secrets.randbits(60))
-        self._secret = {
-            place: [SecretElements(stack, generator) for stack in stacks] if generator else []
-            for place, stacks in self._stacks.items()
-        }
+        self._secret = {stack: SecretElements(stack, generator) for stack in self._all} if generator else {}
 
     def _copy(self, values: tuple[Any, ...], number: int) -> tuple[Any, ...]:
         stacks = iter(self._all)
@@ -60,8 +60,7 @@ class Rotation:
         if name == self._shown:
             self.restore()
             return
-        self._forget()
-        self._shown = name
+        self._forget(name)
         for stack, tensor in zip(self._all, tensors_in(values), strict=True):
             stack.write(tensor)
 
@@ -72,8 +71,8 @@ class Rotation:
         """
         self._put_back()
         for place in places:
-            for elements in self._secret.get(place, ()):
-                elements.change()
+            for stack in self._stacks.get(place, ()):
+                self._secret[stack].change()
 
     def move(self, copies: Iterable[int], values: Mapping[int, Any], *, again: bool = True) -> None:
         """Let floating tensors of some copies hold the elements of ``values``, by place, but at other places.
@@ -84,7 +83,7 @@ class Rotation:
         if not again and copies == self._complete:
             return
         wanted = [each for each in self._each(copies, values) if again or each not in self._moved]
-        self._write(values, {each: 1 + secrets.randbelow(_FARTHEST) for each in wanted})
+        self._write(values, {each: 1 + self._drawn(_FARTHEST) for each in wanted})
         self._complete = copies
 
     def rewrite(self, copies: Iterable[int], values: Mapping[int, Any]) -> None:
@@ -98,10 +97,9 @@ class Rotation:
     def restore(self) -> None:
         """Put back what ``change`` and ``move`` have changed. What a candidate has written stays."""
         self._put_back()
-        if self._moved:
-            self._forget_elements()
-        for (stack, copy), steps in self._moved.items():
-            stack.roll(copy, -steps)
+        for stack, steps in _by_stack(self._moved).items():
+            self._secret[stack].forget()
+            stack.roll({copy: -count for copy, count in steps.items()})
         self._moved, self._complete = {}, None
 
     def _each(self, copies: Iterable[int], values: Mapping[int, Any]) -> Iterator[tuple[Stack, int]]:
@@ -110,36 +108,34 @@ class Rotation:
 
     def _write(self, values: Mapping[int, Any], steps: Mapping[tuple[Stack, int], int]) -> None:
         self._put_back()
-        if any(self._moved.get(each, 0) != count for each, count in steps.items()):
-            self._forget_elements()
+        for stack in {stack for (stack, copy), count in steps.items() if self._moved.get((stack, copy), 0) != count}:
+            self._secret[stack].forget()
         tensors = {
             stack: tensor
             for place, value in values.items()
             for stack, tensor in zip(self._stacks[place], tensors_in((value,)), strict=True)
         }
-        for (stack, copy), count in steps.items():
-            stack.write_moved(copy, tensors[stack], count)
+        for stack, each in _by_stack(steps).items():
+            stack.write_moved(tensors[stack], each)
         self._moved = {each: count for each, count in {**self._moved, **steps}.items() if count}
         self._complete = None
 
     def _put_back(self) -> None:
         self.writes += 1
-        for elements in itertools.chain.from_iterable(self._secret.values()):
+        for elements in self._secret.values():
             elements.restore()
 
-    def _forget(self) -> None:
+    def _forget(self, shown: str) -> None:
+        """Forget changes and moves, since all copies are overwritten by values of that name."""
         self.writes += 1
-        self._forget_elements()
+        self._shown = shown
+        for elements in self._secret.values():
+            elements.show(shown)
         self._moved, self._complete = {}, None
-
-    def _forget_elements(self) -> None:
-        for elements in itertools.chain.from_iterable(self._secret.values()):
-            elements.forget()
 
     def spoil(self) -> None:
         """Overwrite every copy with values that give wrong results: NaN, and 0 where a number may be an index."""
-        self._shown = ""
-        self._forget()
+        self._forget("")
         for stack in self._all:
             tensor = stack.tensors[0]
             stack.write(torch.full_like(tensor, torch.nan if tensor.is_floating_point() else 0))
@@ -166,8 +162,7 @@ class Rotation:
 
     def poison(self, places: Iterable[int]) -> None:
         """Poison the tensors at these places, which are no lists, and the margins beside them."""
-        self._shown = ""
-        self._forget()
+        self._forget("")
         for place in places:
             self._stacks[place][0].poison()
 
@@ -178,3 +173,11 @@ class Rotation:
     @property
     def nbytes(self) -> int:
         return sum(stack.nbytes for stack in self._all)
+
+
+def _by_stack(steps: Mapping[tuple[Stack, int], int]) -> dict[Stack, dict[int, int]]:
+    """Stack -> copy -> steps, given these by stack and copy."""
+    found: dict[Stack, dict[int, int]] = {}
+    for (stack, copy), count in steps.items():
+        found.setdefault(stack, {})[copy] = count
+    return found

@@ -7,6 +7,7 @@ then gains nothing.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,25 +23,38 @@ class SecretElements:
     """Changes one element of each tensor of a stack, another at each ``change``, which first undoes the last one.
 
     An element becomes the least or the greatest of the stack's own finite numbers, whichever is farther from it:
-    results that depend on it then differ clearly, and no value is new to the op.
+    results that depend on it then differ clearly, and no value is new to the op. Both are looked for once for the
+    values that are shown: to move elements makes no new ones.
     """
 
     def __init__(self, stack: Stack, generator: torch.Generator) -> None:
         self._stack = stack
         self._memory = Memory(stack.bits)
         self._generator = generator
-        self._steps: list[tuple[Any, Any, Any]] = []
-        """Steps: places, the bits that belong there, and the bits that replace them."""
+        self._is_changeable = stack.dtype.is_floating_point and stack.numel > 0
+        self._places = torch.empty(0)
+        self._left = 0
+        """Rows of places that are drawn and not used."""
+        self._rows: tuple[Any, Any, Any] | None = None
+        """Rows of places, of the bits that belong there, and of those that replace them; None: to be read again."""
         self._changed: tuple[Any, Any] | None = None
+        self._shown = ""
+        self._extremes: dict[str, _Extremes] = {}
+        """Name of shown values -> their extremes."""
 
     def change(self) -> None:
         """Put the elements of the last change back, and change others: a floating number in each tensor."""
         self.restore()
-        self._steps = self._steps or self._drawn()
-        if self._steps:
-            places, was, instead = self._steps.pop()
-            self._memory.write(places, instead)
-            self._changed = places, was
+        if not self._is_changeable:
+            return
+        if not self._left:
+            self._places, self._left, self._rows = self._stack.places(_STEPS, self._generator), _STEPS, None
+        if self._rows is None:
+            self._rows = self._read()
+        self._left -= 1
+        places, was, instead = (rows[self._left] for rows in self._rows)
+        self._memory.write(places, instead)
+        self._changed = places, was
 
     def restore(self) -> None:
         if self._changed is not None:
@@ -48,22 +62,48 @@ class SecretElements:
             self._changed = None
 
     def forget(self) -> None:
-        """Forget the present change: the tensors were overwritten."""
-        self._steps, self._changed = [], None
+        """Forget the present change: elements were overwritten by others of the values that are shown."""
+        self._rows = self._changed = None
 
-    def _drawn(self) -> list[tuple[Any, Any, Any]]:
-        dtype = self._stack.dtype
-        if not dtype.is_floating_point or not self._stack.numel:
-            return []
-        places = self._stack.places(_STEPS, self._generator)
-        was = self._stack.bits[places]
-        seen = self._stack.some(_MOST_SEEN)
-        numbers = _numbers(seen, dtype)
-        low = seen[numbers.nan_to_num(math.inf, math.inf, math.inf).argmin()]
-        high = seen[numbers.nan_to_num(-math.inf, -math.inf, -math.inf).argmax()]
-        here, least, greatest = (_numbers(bits, dtype) for bits in (was, low, high))
-        instead = torch.where((here - least).abs() > (here - greatest).abs(), low, high)
-        return list(zip(*map(self._memory.rows, (places, was, instead)), strict=True))
+    def show(self, name: str) -> None:
+        """Forget the present change: other values are shown. Equal names mean equal values, except for an empty one."""
+        self.forget()
+        self._shown = name
+        self._extremes.pop("", None)
+
+    def _read(self) -> tuple[Any, Any, Any]:
+        if self._shown not in self._extremes:
+            self._extremes[self._shown] = _Extremes.of(self._stack)
+        was = self._stack.bits.take(self._places)
+        instead = self._extremes[self._shown].farther(was)
+        return self._memory.rows(self._places), self._memory.rows(was), self._memory.rows(instead)
+
+
+@dataclass(frozen=True)
+class _Extremes:
+    """Bits of the least and of the greatest finite number, and the number in their middle, on the device."""
+
+    dtype: torch.dtype
+    least: torch.Tensor
+    greatest: torch.Tensor
+    middle: torch.Tensor
+
+    @classmethod
+    def of(cls, stack: Stack) -> _Extremes:
+        seen = stack.some(_MOST_SEEN)
+        numbers = seen.view(stack.dtype).double()
+        low = numbers.nan_to_num(math.inf, math.inf, math.inf).argmin()
+        high = numbers.nan_to_num(-math.inf, -math.inf, -math.inf).argmax()
+        # take: an index in brackets would be read by the host, which waits for the device
+        middle = numbers.take(low).mul_(0.5).add_(numbers.take(high), alpha=0.5)
+        return cls(stack.dtype, seen.take(low), seen.take(high), middle)
+
+    def farther(self, bits: torch.Tensor) -> torch.Tensor:
+        """For each number, given as bits, the bits of the extreme that is farther from it."""
+        numbers = bits.view(self.dtype)
+        # torch compares no floats of one byte
+        comparable = numbers.double() if self.dtype.itemsize == 1 else numbers
+        return torch.where(comparable > self.middle, self.least, self.greatest)
 
 
 class FlippedElements:
@@ -73,14 +113,18 @@ class FlippedElements:
         self._stack = stack
         self._memory = Memory(stack.bits)
         self._generator = generator
-        self._places: list[Any] = []
+        self._rows: Any = None
+        self._left = 0
+        """Rows of places that are drawn and not used."""
         self._mask = flipping_mask(stack.dtype)
 
     def change(self) -> None:
         if not self._stack.numel:
             return
-        self._places = self._places or self._memory.rows(self._stack.places(_STEPS, self._generator))
-        self._memory.flip(self._places.pop(), self._mask)
+        if not self._left:
+            self._rows, self._left = self._memory.rows(self._stack.places(_STEPS, self._generator)), _STEPS
+        self._left -= 1
+        self._memory.flip(self._rows[self._left], self._mask)
 
 
 def flipping_mask(dtype: torch.dtype) -> int:
@@ -100,9 +144,9 @@ class Memory:
         """``bits``: integers, as a tensor or NumPy's array."""
         self._bits = bits.numpy() if isinstance(bits, torch.Tensor) and bits.device.type == "cpu" else bits
 
-    def rows(self, table: torch.Tensor) -> list[Any]:
-        """The rows of a table of places or bits, in the form that ``write`` takes."""
-        return list(table.numpy() if table.device.type == "cpu" else table.unbind())
+    def rows(self, table: torch.Tensor) -> Any:
+        """A table of places or bits whose rows ``write`` and ``flip`` take."""
+        return table.numpy() if table.device.type == "cpu" else table
 
     def indices(self, places: torch.Tensor) -> Any:
         """Places that are known on the host, in the form that ``read`` and ``flip`` take."""
@@ -112,15 +156,17 @@ class Memory:
         return places.to(self._bits.device, non_blocking=True)
 
     def read(self, places: Any) -> Any:
-        return self._bits[places]
+        # on a GPU torch's own indexing takes the host twice as long
+        return self._bits.take(places)
 
     def write(self, places: Any, bits: Any) -> None:
-        self._bits[places] = bits
+        if isinstance(self._bits, torch.Tensor):
+            self._bits.scatter_(0, places, bits)
+        else:
+            self._bits[places] = bits
 
     def flip(self, places: Any, mask: int) -> None:
-        self._bits[places] ^= mask
-
-
-def _numbers(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    # torch computes nothing with floats of one byte, and float64 has the range of all
-    return bits.view(dtype).double()
+        places = places.reshape(-1)
+        bits = self.read(places)
+        bits ^= mask
+        self.write(places, bits)

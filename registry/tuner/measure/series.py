@@ -16,6 +16,9 @@ from .samplers import Sample, Sampler, ScreenedSampler
 HOPELESS = "hopeless"
 SCREENED = "screened"
 
+PROMISING = 1.5
+"""The most that the time of a promising candidate may be, over the best so far: nobody slower can win."""
+
 _COMPARED_FROM = 4
 """Known and new inputs are compared from a random batch of samples below this number on, or at the end."""
 _SERIES = 3
@@ -116,7 +119,7 @@ class Series:
 
     def _may_win(self, samples: Sequence[float]) -> bool:
         enough = len(samples) >= self._protocol.min_censor
-        return enough and (self._best_us is None or min(samples) <= self._protocol.hopeless * self._best_us)
+        return enough and (self._best_us is None or min(samples) <= PROMISING * self._best_us)
 
     def _compare(self, sampler: Sampler, go_on: Callable[[], None]) -> bool:
         """Compare samples on known and on new inputs, in time that counts for no limit; True if enough were."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import torch
 
 from ...correctness.bits import WORD, as_bits, as_words
 from ...correctness.poisoned_layouts import Poison
 from ...problem import TensorSpec
+from .rolled import roll, write_rolled
 
 _MARGIN_BYTES = 512
 """Bytes of margin before, between and after the tensors; torch's allocator aligns to as much."""
@@ -70,11 +72,29 @@ class Stack:
 
     def places(self, steps: int, generator: torch.Generator) -> torch.Tensor:
         """Places in ``bits``, drawn at random: ``steps`` times one element of each tensor, of shape (steps, count)."""
-        device = self._base.device
-        found = torch.arange(self._count, device=device).mul_(self._pitch).add_(self._margin).repeat(steps, 1)
-        for size, stride in zip(self._spec.shape, self._spec.strides, strict=True):
-            found += stride * torch.randint(size, found.shape, generator=generator, device=device)
-        return found.mul_(self._bits.numel() // self._base.numel())
+        found = self._firsts.repeat(steps, 1)
+        for size, stride in self._runs:
+            drawn = torch.randint(size, found.shape, generator=generator, device=found.device)
+            found.add_(drawn, alpha=stride)
+        return found.mul_(2) if self.dtype.is_complex else found
+
+    @cached_property
+    def _firsts(self) -> torch.Tensor:
+        """Places of the first elements of the tensors in the allocation, on the device."""
+        return torch.arange(self._count, device=self._base.device).mul_(self._pitch).add_(self._margin)
+
+    @cached_property
+    def _runs(self) -> list[tuple[int, int]]:
+        """(size, stride) of dimensions that reach each address of a tensor once: one if it is contiguous."""
+        found: list[tuple[int, int]] = []
+        for size, stride in zip(reversed(self._spec.shape), reversed(self._spec.strides), strict=True):
+            if size == 1 or stride == 0:
+                continue
+            if found and stride == math.prod(found[-1]):
+                found[-1] = found[-1][0] * size, found[-1][1]
+            else:
+                found.append((size, stride))
+        return found
 
     def some(self, most: int) -> torch.Tensor:
         """``bits`` of at most that many elements, evenly spread over the first tensor."""
@@ -89,21 +109,30 @@ class Stack:
         else:
             _without_repeats(self._all).copy_(_without_repeats(value))
 
-    def write_moved(self, number: int, value: torch.Tensor, steps: int) -> None:
-        """Copy ``value`` into one tensor, its elements moved by ``steps`` places in order; the last come first."""
-        target, source = (as_bits(_without_repeats(tensor)) for tensor in (self._all[number], value))
-        if not (target.is_contiguous() and source.is_contiguous()):
-            target.copy_(source.roll(steps))
+    def write_moved(self, value: torch.Tensor, steps: Mapping[int, int]) -> None:
+        """Copy ``value`` into some tensors: number -> places by which its elements are moved; the last come first."""
+        source, rows = as_bits(_without_repeats(value)), self._rows_of_bits
+        if rows is not None and source.is_contiguous():
+            write_rolled([rows[number] for number in steps], source.view(-1), list(steps.values()))
             return
-        there, here = target.view(-1), source.view(-1)
-        cut = steps % max(1, len(here))
-        there[cut:].copy_(here[: len(here) - cut])
-        there[:cut].copy_(here[len(here) - cut :])
+        for number, count in steps.items():
+            as_bits(_without_repeats(self._all[number])).copy_(source.roll(count))
 
-    def roll(self, number: int, steps: int) -> None:
-        """Move the elements of a tensor by ``steps`` places, in their order; the last ones come first."""
-        bits = as_bits(_without_repeats(self._all[number]))
-        bits.copy_(bits.roll(steps))
+    def roll(self, steps: Mapping[int, int]) -> None:
+        """Move the elements of some tensors: number -> places, in their order; the last ones come first."""
+        rows = self._rows_of_bits
+        if rows is not None:
+            roll([rows[number] for number in steps], list(steps.values()))
+            return
+        for number, count in steps.items():
+            bits = as_bits(_without_repeats(self._all[number]))
+            bits.copy_(bits.roll(count))
+
+    @cached_property
+    def _rows_of_bits(self) -> list[torch.Tensor] | None:
+        """Each tensor's elements as a row of integers; None where they have holes."""
+        bits = as_bits(_without_repeats(self._all))
+        return [row.view(-1) for row in bits] if bits[0].is_contiguous() else None
 
     def holds(self, value: torch.Tensor, count: int | None = None) -> torch.Tensor:
         """Whether every tensor equals ``value``, of the stack's shape and dtype, bit by bit: a tensor on the device.

@@ -137,6 +137,16 @@ class _Step:
             # a gradient is rotated by the same op, back
             for _ in range(2 if self._training else 1):
                 yield "rotary_embedding", {"tokens": self._tokens, **sizes, **kind}
+            if self._appends(attention):
+                phase = self._phase
+                room: Dims = {"batch": phase.batch, "q_len": phase.q_len, "kv_len": phase.context}
+                yield "rotary_kv_append", {**room, **sizes, **kind, "positions": False}
+
+    def _appends(self, attention: Attention) -> bool:
+        """Whether compiled steps rotate and append at once: to a cache in rows that keeps all keys, whole heads."""
+        rotary, rows = attention.rotary, not self._workload.page and not attention.span
+        whole = rotary is not None and rotary.rotary_dim == rotary.head_dim and rotary.style == "neox"
+        return self._phase.kind == "decode" and rows and whole and attention.uniform and not attention.mla_rope
 
     def _attention(self, attention: Attention) -> Iterator[Called]:
         phase, page = self._phase, self._workload.page

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from ...arguments.inputs import arguments_of
+from ...arguments.inputs import arguments_of, arguments_of_other_kinds
 from ...contract import Op
 from ...device import Device
 from ...discovery import answers
@@ -85,6 +85,16 @@ class ProblemPlan:
         """The problem's twin with the specs of its arguments; None for a problem that has no twin."""
         twin = twin_of(self.op, self.problem)
         return None if twin is None else (twin, arguments_of(self.op, twin))
+
+    @cached_property
+    def verified(self) -> tuple[tuple[Problem, Arguments], ...]:
+        """What a candidate is verified on beside the timed inputs, and may need other variants for.
+
+        That is its twin, and kinds of inputs with other attributes than the timed ones, of the twin if there is one.
+        """
+        problem = self.problem if self.twin is None else self.twin[0]
+        others = [(problem, arguments) for arguments in arguments_of_other_kinds(self.op, problem)]
+        return (*([] if self.twin is None else [self.twin]), *others)
 
     @cached_property
     def needed_bytes(self) -> int:

@@ -72,7 +72,7 @@ class KeeperClient:
         request = {
             "do": "start", "id": number, "python": sys.executable, "module": command.module,
             "arguments": list(command.arguments), "environment": dict(os.environ),
-            "extra": {**compiler_caches(), **(command.extra or {})}, "folder": str(Path.cwd()),
+            "extra": {**_for_children(), **(command.extra or {})}, "folder": str(Path.cwd()),
             "memory_bytes": command.memory_bytes, "fresh": command.fresh,
         }  # fmt: skip
         status, theirs = os.pipe()
@@ -185,7 +185,7 @@ class Plain:
             stderr=log,
             pass_fds=[channel],
             start_new_session=True,
-            env={**os.environ, **(command.extra or {})},
+            env={**os.environ, **_for_children(), **(command.extra or {})},
         )
 
     @property
@@ -207,6 +207,14 @@ class Plain:
     def close(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=_PATIENCE_S)
+
+
+def _for_children() -> dict[str, str]:
+    """Variables of all children: one cache for their compilers, and no pool of compiler processes for each child.
+
+    Inductor starts such a pool, with a process a core, when it compiles, and also when it loads what was compiled.
+    """
+    return {**compiler_caches(), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
 Started = _Kept | Plain

@@ -26,14 +26,19 @@ class Waiting:
 
 
 def waiting_for(plan: ProblemPlan, candidate: Candidate) -> Waiting:
-    """The candidate with its variants, and the twin's as ``extra``; a fault of its code is kept, not raised."""
+    """The candidate with its variants, and as ``extra`` those of ``plan.verified``.
+
+    A fault of its code is kept, not raised.
+    """
     try:
         draft = Draft.of(plan.op, candidate, plan.problem, plan.arguments, plan.device)
         if misfit := plan.too_large(draft.signature.scratch.values()):
             return Waiting(candidate, misfit=misfit)
         variants = draft.variants()
-        twins = variants_at(plan.op, candidate, *plan.twin, plan.device) if plan.twin is not None else None
-        own = {variant.key for variant in variants}
-        return Waiting(candidate, variants, tuple(variant for variant in twins or () if variant.key not in own))
+        found = [variants_at(plan.op, candidate, *each, plan.device) or () for each in plan.verified]
+        extra = {variant.key: variant for variants_there in found for variant in variants_there}
+        for variant in variants:
+            extra.pop(variant.key, None)
+        return Waiting(candidate, variants, tuple(extra.values()))
     except Exception as fault:  # a stranger's launch() or variant; its fault is the candidate's
         return Waiting(candidate, fault=f"{type(fault).__name__}: {fault}")

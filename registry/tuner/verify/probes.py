@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
-
 from ...arguments.schema import tensors_in, with_tensors
 from ...artifact import Artifact
 from ...contract import Op, as_tuple
@@ -35,6 +33,7 @@ from ..planning.variants import variants_at
 from .own_size import calls_of_two_threads, own_inputs, probes_of_own_size
 from .probe_inputs import Probe, group_of, group_of_other_sizes, probes_of_other_sizes, small_probes
 from .session import Session
+from .stacked import stacked
 from .verdicts import Checks, WrongError
 from .verify import check_unchanged
 
@@ -42,8 +41,6 @@ _GROUPS_PART = 1 / 10
 """The part of the device's memory that all kept groups of probes may take."""
 _OWN_PROBES = 40
 """Times what a call reads and writes that the probes of its own size take."""
-_STACKED_BYTES = 64 << 20
-"""Results of calls on two threads: larger ones are not copied to be compared at once."""
 
 _Made = Callable[[Op, Problem, Device], Iterable[Probe]]
 
@@ -146,7 +143,7 @@ class Probes:
             return
         found = self._two_threads(plan, [each.values for each in probes], self._device, calls)
         for each, made in zip(probes, found, strict=True):
-            for results in _together(made):
+            for results in stacked(made):
                 checks.add(holding(each.bounds, results), "wrong_result", partial(_why_any, op, each, made, told))
             check_unchanged(op, each.values, each.pristine, checks)
 
@@ -345,17 +342,6 @@ def _check_on(
         beside = _told(probe, f"it writes outside its {name}")
         checks.add([each.untouched() for each in tensors], "wrong_result", beside)
     check_unchanged(op, values, probe.pristine, checks)
-
-
-def _together(calls: Sequence[Tensors]) -> Sequence[Tensors]:
-    """The results of several calls, stacked where they are small and alike: to compare dozens one by one takes ms."""
-    everything = [result for results in calls for result in results]
-    forms = {tuple((result.shape, result.dtype, result.device) for result in results) for results in calls}
-    # other classes of tensors may compute when they are looked at, as they like
-    plain = all(type(result) is torch.Tensor for result in everything)
-    if not plain or len(forms) > 1 or sum(result.nbytes for result in everything) > _STACKED_BYTES:
-        return calls
-    return [tuple(map(torch.stack, zip(*calls, strict=True)))]
 
 
 def _copies(probe: Probe, nan_beside: bool) -> list[Surrounded]:

@@ -77,6 +77,8 @@ class Session:
         self._seed = seed
         self._cases: dict[str, InputCase] = {}
         self._bounds: dict[str, tuple[Bounds, ...]] = {}
+        self._values: dict[str, tuple[Any, ...]] = {}
+        """Inputs that are kept without a reference, by kind, until their case is made."""
         self._mixable: bool | None = None
         refuse_unseen(op, problem, device.torch)
 
@@ -91,6 +93,7 @@ class Session:
         case = self._partly_other(kind) if kind in _MIXTURES else self._make(kind, self._drawn(kind))
         if self.is_roomy:
             self._cases[kind] = case
+            self._values.pop(kind, None)
         return case
 
     def case_of(self, values: tuple[Any, ...]) -> InputCase:
@@ -214,7 +217,12 @@ class Session:
         """Inputs of that kind; their reference is not computed unless the case is kept anyway."""
         if kind in self._cases or kind in _MIXTURES:
             return self.case(kind).pristine
-        return self._drawn(kind)
+        if not self.is_roomy:
+            return self._drawn(kind)
+        # each entrant of the finals is timed on them
+        if kind not in self._values:
+            self._values[kind] = self._drawn(kind)
+        return self._values[kind]
 
     @cached_property
     def mutated(self) -> tuple[int, ...]:
@@ -236,11 +244,12 @@ class Session:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held: cases, bounds and, once they are made, the rotating copies."""
+        """Bytes that are held: cases, inputs, bounds and, once they are made, the rotating copies."""
         bounds = sum(each.nbytes for kept in self._bounds.values() for each in kept)
         rotation = self.__dict__.get("rotation")
         copies = rotation.nbytes if isinstance(rotation, Rotation) else 0
-        return copies + bounds + sum(case.nbytes for case in self._cases.values())
+        values = sum(tensor.nbytes for kept in self._values.values() for tensor in tensors_in(kept))
+        return copies + values + bounds + sum(case.nbytes for case in self._cases.values())
 
     @cached_property
     def working_set(self) -> int:

@@ -23,6 +23,7 @@ from ..measure.spread_elements import OfReturned, OfStack, SpreadElements
 from ..measure.stack import Stack
 from .between_samples import LATE, BetweenSamples
 from .session import InputCase, Session, clone
+from .stacked import stacked
 from .verdicts import Checks, WrongError
 
 
@@ -234,6 +235,9 @@ class TimedPlan:
         mutated = self._session.rotation.agree(self._session.mutated, count)
         if not self._functional:
             return [*(stack.agrees(count) for stack in self._stacks), *mutated]
+        together = stacked(self.outputs)
+        if len(together) == 1:
+            return mutated + [having_same_bits(each, each[:1].expand_as(each)) for each in together[0]]
         first, *others = self.outputs
         return mutated + [
             having_same_bits(output, expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -26,21 +27,22 @@ Explain = Callable[[], str]
 
 @dataclass
 class Checks:
-    """Flags on the device, each with the message for a flag that is not set.
+    """Flags on the device, with the message for those of an ``add`` of which one is not set.
 
     Reading a flag makes the host wait for the stream, so all are read at once. It waits for this stream only: a
     candidate's work on another stream must not get time to finish.
     """
 
     _flags: list[torch.Tensor] = field(default_factory=list)
-    _reasons: list[tuple[str, Explain]] = field(default_factory=list)
+    _reasons: list[tuple[int, str, Explain]] = field(default_factory=list)
+    """For each ``add`` the number of its flags, the status and the message."""
 
     def add(self, flags: Flags, status: str, reason: str | Explain) -> None:
         """Require all ``flags`` to be true; else the trial gets ``status`` for that ``reason``."""
         if not flags:
             return
-        self._flags.append(flags[0] if len(flags) == 1 else torch.stack(tuple(flags)).all())
-        self._reasons.append((status, (lambda: reason) if isinstance(reason, str) else reason))
+        self._flags += flags
+        self._reasons.append((len(flags), status, (lambda: reason) if isinstance(reason, str) else reason))
 
     def settle(self) -> None:
         """Wait for the flags; raises WrongError for the first that is not set and has a reason."""
@@ -48,6 +50,8 @@ class Checks:
         self._flags, self._reasons = [], []
         if not flags:
             return
-        for held, (status, explain) in zip(torch.stack(flags).tolist(), reasons, strict=True):
+        read = iter(torch.stack(flags).tolist())
+        for count, status, explain in reasons:
+            held = all(list(itertools.islice(read, count)))
             if not held and (message := explain()):
                 raise WrongError(status, message)

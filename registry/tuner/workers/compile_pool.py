@@ -23,7 +23,7 @@ from ..processes.process import Child, Message
 from .lost import NONSENSE, failed
 
 _COMPILE_WORKER = "registry.tuner.workers.compile_worker"
-_COMPILE_ENVIRONMENT = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+_COMPILE_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
 @dataclass

@@ -64,7 +64,7 @@ def _leave_modes(left: tuple[int, int]) -> None:
         _pop_mode()
 
 
-_JUDGING = ("all", "le.Tensor", "eq.Tensor", "copy_", "stack", "_local_scalar_dense")
+_JUDGING = ("all", "le.Tensor", "eq.Tensor", "copy_", "_foreach_copy_", "stack", "_local_scalar_dense")
 """Operators that every check uses; to look up all operators would take 15 µs each."""
 _DEVICES = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 
@@ -77,25 +77,37 @@ def _operators() -> frozenset[str]:
     new = torch.library._impls - _REPLACED_AT_FIRST
     found = {name for name in new if name.startswith("aten/") and not name.endswith("/Meta")}
     fallbacks = {f"{key.name} fallback" for key in _DEVICES if torch._C._dispatch_has_backend_fallback(key)}
-    return frozenset((found - known) | fallbacks | (_registered() - _REGISTERED_AT_FIRST))
+    return frozenset((found - known) | fallbacks | _registered())
+
+
+def _dumped() -> dict[str, str]:
+    """For each judging operator what is registered, also code that no list in Python shows."""
+    return {name: torch._C._dispatch_dump(f"aten::{name}") for name in _JUDGING}
 
 
 def _registered() -> frozenset[str]:
-    """The code registered for the judging operators, a line each: also code that no list in Python shows."""
-    dumped = {name: torch._C._dispatch_dump(f"aten::{name}").splitlines() for name in _JUDGING}
-    return frozenset(f"{name} {line}" for name, lines in dumped.items() for line in lines if line[:4] != "Meta")
+    """The code registered for the judging operators since the start, a line each."""
+    changed = {name: dumped for name, dumped in _dumped().items() if dumped != _DUMPED_AT_FIRST[name]}
+    return frozenset(
+        f"{name} {line}"
+        for name, dumped in changed.items()
+        for line in set(dumped.splitlines()) - set(_DUMPED_AT_FIRST[name].splitlines())
+        if line[:4] != "Meta"
+    )
 
 
 _REPLACED_AT_FIRST = frozenset(torch.library._impls)
-_REGISTERED_AT_FIRST = _registered()
+_DUMPED_AT_FIRST = _dumped()
 
 
 _SIGNALS = tuple(signal.valid_signals())
+# signal's own function looks each handler up in an enumeration, which takes 1 µs
+_handler_of: Callable[[int], Any] = getattr(getattr(signal, "_signal", signal), "getsignal", signal.getsignal)
 
 
 def _handlers() -> dict[int, Any]:
     """Python's own handlers of signals, by number."""
-    return {number: found for number in _SIGNALS if callable(found := signal.getsignal(number))}
+    return {number: found for number in _SIGNALS if callable(found := _handler_of(number))}
 
 
 def _set_handlers(value: Mapping[int, Any]) -> None:

@@ -25,7 +25,7 @@ from ..measure.protocol import TimingProtocol
 from ..measure.roofline import Peaks
 from ..measure.samplers import Sampler
 from ..measure.sampling import sampler_for
-from ..measure.series import measure
+from ..measure.series import PROMISING, measure
 from ..planning.twin import twin_of
 from ..verify.probes import Probes
 from ..verify.session import Session, Sessions
@@ -348,6 +348,3 @@ def _measure_copy(session: Session, protocol: TimingProtocol, clocks: Clocks) ->
 
 
 _NEVER_RAN = frozenset({"unsupported", "compile_error", "out_of_resources"})
-
-PROMISING = 1.5
-"""The most that the time of a promising candidate may be, over the best so far."""

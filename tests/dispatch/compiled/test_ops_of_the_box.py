@@ -16,7 +16,10 @@ from .winners import generated
 pytestmark = pytest.mark.thorough
 close = torch.testing.assert_close
 
-OPS = ("cross_entropy", "embedding", "fused_add_rms_norm", "kv_cache_append", "quantize_per_token", "rotary_embedding")
+OPS = (
+    *("cross_entropy", "embedding", "fused_add_rms_norm", "kv_cache_append", "quantize_per_token", "rotary_embedding"),
+    "rotary_kv_append",
+)
 
 
 @pytest.fixture(autouse=True)

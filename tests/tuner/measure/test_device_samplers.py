@@ -104,6 +104,20 @@ def test_a_flush_is_in_the_graph_and_not_in_the_time(device: Simulated) -> None:
     assert [us for us, _ in sampler.take(3)] == pytest.approx([3.0] * 3)
 
 
+def test_the_flush_is_timed_anew_after_a_while_alone(device: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    host_ns = 1
+    monkeypatch.setattr(device_samplers, "perf_counter_ns", lambda: host_ns)
+    flushed: list[object] = []
+    baseline = device_samplers.Baseline(lambda: (flushed.append(None), device.queue(30.0)))
+    assert baseline.us() == pytest.approx(30.0)
+    first = len(flushed)
+    assert [baseline.us() for _ in range(9)] == pytest.approx([30.0] * 9)
+    assert len(flushed) == first, "a time of the last ms speaks for the samples after it"
+    host_ns += 20_000_001
+    assert baseline.us() == pytest.approx(30.0)
+    assert len(flushed) == first + 1
+
+
 def test_queued_launches_are_timed_alike(device: Simulated) -> None:
     flushes = Flushes(1024, torch.device("cpu"))
     for sampler, how in (

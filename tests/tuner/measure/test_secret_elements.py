@@ -86,6 +86,34 @@ def test_places_differ_from_tensor_to_tensor_and_reach_every_element() -> None:
     assert together < 30
 
 
+def test_extremes_are_those_of_the_values_that_are_shown() -> None:
+    rotation = Rotation((torch.zeros(10),), COUNT)
+    shown = {"small": torch.arange(10.0), "large": torch.arange(10.0) + 100, "none": torch.full((10,), torch.nan)}
+    for name in ("small", "large", "small", "none", "large"):
+        values = shown[name]
+        rotation.show(name, (values,))
+        for again in (False, True):
+            rotation.move(range(COUNT), {0: values}, again=again)
+            there = [copy[0].clone() for copy in rotation.copies]
+            rotation.change([0])
+            changed = [(copy[0] != was) & ~was.isnan() for copy, was in zip(rotation.copies, there, strict=True)]
+            assert [int(each.sum()) for each in changed] == [int(name != "none")] * COUNT
+            for (copy,), where in zip(rotation.copies, changed, strict=True):
+                assert set(copy[where].tolist()) <= {float(values.min()), float(values.max())}
+
+
+def test_places_that_are_left_are_used_where_elements_have_moved() -> None:
+    value = torch.arange(40.0)
+    rotation = Rotation((value,), COUNT)
+    rotation.show("rising", (value,))
+    for _ in range(80):
+        rotation.move(range(COUNT), {0: value})
+        rotation.change([0])
+        rotation.change([0])
+    rotation.restore()
+    assert all(torch.equal(copy[0], value) for copy in rotation.copies)
+
+
 def test_what_is_overwritten_meanwhile_is_not_put_back() -> None:
     rotation = Rotation((torch.zeros(10), 3.0), COUNT)
     rotation.show("rising", (torch.arange(10.0), 3.0))

@@ -17,7 +17,7 @@ from registry.tuner.measure.clocks import Clocks, warm_until_steady
 from registry.tuner.measure.copy_floor import copy_sampler
 from registry.tuner.measure.interleaving import interleave
 from registry.tuner.measure.protocol import TimingProtocol
-from registry.tuner.measure.samplers import ClockSampler, Enqueue, Sample, Sampler, ScreenedSampler
+from registry.tuner.measure.samplers import ClockSampler, Enqueue, Nothing, Sample, Sampler, ScreenedSampler
 from registry.tuner.measure.sampling import Look, sampler_for
 from registry.tuner.measure.series import measure
 
@@ -184,6 +184,25 @@ def test_a_candidate_far_from_the_best_is_given_up_at_its_first_launches() -> No
     assert launched == [2] * 5
     assert isinstance(choose(launches), ClockSampler), "nothing to compare it with"
     assert isinstance(choose(launches, best_us=1e6), ClockSampler)
+
+
+class Comparing(Nothing):
+    """Counts how often a sampler is compared on known and on new inputs."""
+
+    def __init__(self) -> None:
+        self.pairs = 0
+
+    def compare(self, sampler: Sampler) -> bool:
+        self.pairs += 1
+        return True
+
+
+@pytest.mark.parametrize(("us", "is_compared"), [(9.0, True), (14.9, True), (15.1, False), (19.9, False)])
+def test_only_those_that_may_win_are_compared_on_new_inputs(us: float, is_compared: bool) -> None:
+    sampler = Scripted([us] * 200)
+    sampler.between = between = Comparing()
+    assert not measure(sampler, PROTOCOL, best_us=10.0).censored
+    assert (between.pairs > 0) is is_compared
 
 
 def test_what_the_host_may_have_delayed_screens_nobody_out() -> None:

@@ -54,6 +54,19 @@ def test_a_search_asks_for_what_the_twin_needs_beside_its_own_variants(catalog: 
     assert waiting.extra[0].key != waiting.variants[0].key
 
 
+def test_a_search_asks_for_what_inputs_with_another_epsilon_need(catalog: Catalog) -> None:
+    """torch.compile compiles an attribute in; a kernel of Triton is given it."""
+    pytest.importorskip("triton")
+    op = catalog.op("rms_norm")
+    problem = op.problem_of({"rows": 64, "cols": 512, "dtype": "bfloat16"})
+    planned = plan([problem], catalog, H200, ["torch.compile", "triton.row"])[0]
+    asked = {one.candidate.implementation.name: one for one in SearchState(planned, Budget(), (), 0).ask(4)}
+    assert asked["triton.row"].extra == ()
+    (variant,), (other,) = asked["torch.compile"].variants, asked["torch.compile"].extra
+    epsilons = [[each["value"] for each in one.spec["arguments"] if "value" in each] for one in (variant, other)]
+    assert epsilons == [[1e-6], [1e-5]]
+
+
 def test_it_runs_from_the_artifacts_at_hand_or_not_at_all(catalog: Catalog) -> None:
     op = catalog.op("square")
     problem = op.problem_of({"n": 2**25, "dtype": "float32"})

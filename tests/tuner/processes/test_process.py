@@ -87,13 +87,14 @@ def test_a_child_has_the_parents_folder_and_variables_and_a_group_of_its_own(
     body = (
         "parent.send({'pid': os.getpid(), 'group': os.getpgid(0), 'session': os.getsid(0), 'said': os.environ['SAID'],"
         " 'extra': os.environ['EXTRA'], 'folder': os.getcwd(), 'arguments': arguments, 'forked': 'template' in"
-        " ' '.join(sys.orig_argv)})"
+        " ' '.join(sys.orig_argv), 'pool': os.environ['TORCHINDUCTOR_COMPILE_THREADS']})"
     )
     child = start(body, "one", "two", environment={"EXTRA": "more"}, fresh=fresh)
     (answer,) = answers(child)
     assert answer["pid"] == answer["group"] == answer["session"] == child.pid
     assert (answer["said"], answer["extra"], answer["folder"]) == ("today", "more", str(tmp_path))
     assert answer["arguments"] == ["one", "two"]
+    assert answer["pool"] == "1", "a pool of compilers for each child would take all cores"
     assert answer["forked"] is not fresh
     ending = child.end(30)
     assert (ending.code, ending.why) == (0, "exit code 0")

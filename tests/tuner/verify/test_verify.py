@@ -76,6 +76,10 @@ DIMS: Mapping[str, dict[str, Value]] = {
     "grouped_gemm_backward": {"m": 13, "n": 64, "k": 128, "experts": 4, "routing": "skewed", "dtype": "bfloat16"},
     "gemm_sparse24": {"m": 13, "n": 64, "k": 140, "bias": True, "dtype": "bfloat16"},
     "gemm_sparse24_backward": {"m": 13, "n": 64, "k": 140, "dtype": "bfloat16"},
+    "rotary_kv_append": {
+        "batch": 3, "heads": 4, "kv_heads": 2, "q_len": 2, "kv_len": 7, "head_dim": 20, "rotary_dim": 12,
+        "style": "gptj", "positions": False, "dtype": "bfloat16",
+    },
     "kv_cache_append": {
         "tokens": 5, "kv_heads": 3, "head_dim": 20, "block_size": 4, "kv_dtype": "float8_e4m3fn", "dtype": "bfloat16",
     },

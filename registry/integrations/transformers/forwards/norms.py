@@ -10,6 +10,7 @@ from torch.compiler import is_dynamo_compiling
 from ....api import call
 from ..proofs import disagreement
 from ..swapping import Swapped, swap
+from .norms_ahead import AHEAD
 
 _EPS = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_epsilon")
 _OFFSETS = (0.0, 1.0)
@@ -25,6 +26,9 @@ class RmsNormForward(Swapped):
     registry_shifted: tuple[int, int, torch.Tensor] | None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ahead = AHEAD.take(self, x) if is_dynamo_compiling() else None
+        if ahead is not None:
+            return ahead
         weight: torch.Tensor = self.weight
         if x.dtype is not weight.dtype:
             plain: torch.Tensor = super().forward(x)

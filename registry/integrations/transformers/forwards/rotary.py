@@ -22,12 +22,11 @@ from ....api import call
 from ....dispatch.torch_side.torch_private import transforming
 from ..proofs import disagreement
 from ..swapping import Swapped, swap, unswap
+from .cache_appends import APPENDS, QkRotation
 
-_FUNCTION = "apply_rotary_pos_emb"
+FUNCTION = "apply_rotary_pos_emb"
 _USERS = "registry_rotaries"
 _TABLE = "registry_table"
-
-QkRotation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class RotaryTables(NamedTuple):
@@ -45,13 +44,18 @@ class RotaryTables(NamedTuple):
 class RotaryForward(Swapped):
     """The module's own cosines and sines; the cosines carry ``RotaryTables``.
 
-    Under torch.compile they do not: Inductor fuses the rotation with what stands around it.
+    Under torch.compile they do not: Inductor fuses the rotation with what stands around it, unless it is appended to a
+    cache by one op.
     """
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = super().forward(x, *args, **kwargs)
         if not is_dynamo_compiling():
             setattr(cos, _TABLE, _tables(cos, sin, x.shape[0]))
+        elif APPENDS.tables is not None:
+            half = cos.shape[-1] // 2
+            table = torch.cat((cos[..., :half], sin[..., :half]), -1)
+            APPENDS.tables.append((cos, sin, table.expand(x.shape[0], -1, -1)))
         return cos, sin
 
 
@@ -63,10 +67,10 @@ def replace_rotary(module: torch.nn.Module, like: torch.Tensor) -> str | None:
     """
     frequencies = [buffer for name, buffer in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
     file = sys.modules.get(type(module).__module__)
-    own: QkRotation | None = getattr(file, _FUNCTION, None)
+    own: QkRotation | None = getattr(file, FUNCTION, None)
     if not frequencies or own is None:
         return None
-    others = sorted(name for name in vars(file) if name.startswith("apply_rotary_") and name != _FUNCTION)
+    others = sorted(name for name in vars(file) if name.startswith("apply_rotary_") and name != FUNCTION)
     if others:
         return f"its file has several rotations: {', '.join(others)}"
     rotation = own if hasattr(own, "registry_own") else _by_table(own)
@@ -81,7 +85,7 @@ def replace_rotary(module: torch.nn.Module, like: torch.Tensor) -> str | None:
             return told
     users = vars(file).setdefault(_USERS, weakref.WeakSet())
     users.add(module)
-    setattr(file, _FUNCTION, rotation)
+    setattr(file, FUNCTION, rotation)
     return ""
 
 
@@ -91,13 +95,13 @@ def restore_rotary(module: torch.nn.Module) -> None:
     Copies of replaced modules do not count: without the function they rotate by the model's own.
     """
     file = sys.modules.get(getattr(type(module), "registry_class", type(module)).__module__)
-    users, rotation = getattr(file, _USERS, None), getattr(file, _FUNCTION, None)
+    users, rotation = getattr(file, _USERS, None), getattr(file, FUNCTION, None)
     if users is None:
         return
     users.discard(module)
     own = getattr(rotation, "registry_own", None)
     if not users and own is not None:
-        setattr(file, _FUNCTION, own)
+        setattr(file, FUNCTION, own)
 
 
 def _rotated(module: torch.nn.Module, function: QkRotation, given: dict[str, Any]) -> Callable[..., torch.Tensor]:
@@ -118,6 +122,8 @@ def _by_table(own: QkRotation) -> QkRotation:
     def rotate(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if APPENDS.step is not None and not args and not kwargs:
+            return APPENDS.step.rotate(own, q, k, cos, sin)
         held: RotaryTables | None = None if is_dynamo_compiling() else getattr(cos, _TABLE, None)
         if held is None or args or kwargs or not q.dtype is k.dtype is cos.dtype or q.shape[-1] != cos.shape[-1]:
             return own(q, k, cos, sin, *args, **kwargs)

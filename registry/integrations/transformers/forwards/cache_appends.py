@@ -1,0 +1,168 @@
+"""Rotations of queries and keys that wait for the cache: rotary_kv_append then does both in one launch.
+
+Attention of transformers' models rotates queries and keys, appends keys and values to a cache, and attends, one after
+the other. While torch.compile traces a model, the rotation returns what it got, the append, which gets keys, runs the
+op, and attention takes the rotated queries of it. The tokens of all layers' caches are counted at the end, together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ....api import call
+from ....errors import RegistryError
+from ....tracing import refuse
+
+QkRotation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+class CacheAppends(threading.local):
+    """What this thread's trace of a model knows.
+
+    ``step``: of the attention that is traced; ``tables``: (cosines, sines, table [batch, seq, head_dim]) of rotary
+    modules, None outside of a model's trace; ``counts``: lengths of caches that are to be raised, with the numbers of
+    new tokens.
+    """
+
+    def __init__(self) -> None:
+        # for each thread, so that torch.compile never sees these attributes come into being
+        self.step: AppendStep | AppendProbe | None = None
+        self.tables: list[tuple[torch.Tensor, ...]] | None = None
+        self.counts: list[tuple[torch.Tensor, int]] | None = None
+
+    def begin(self) -> None:
+        """A model's trace begins."""
+        self.tables, self.counts = [], []
+
+    def end(self) -> None:
+        """A model's trace ends: raise the lengths of its caches."""
+        counts, self.tables, self.counts = self.counts, None, None
+        while counts:
+            new = counts[0][1]
+            torch._foreach_add_([length for length, count in counts if count == new], new)
+            counts = [(length, count) for length, count in counts if count != new]
+
+    def table_of(self, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:
+        """The op's table for cosines and sines, if a rotary module of the model has made these."""
+        for known in self.tables or ():
+            if known[0] is cos and known[1] is sin:
+                return known[2]
+        return None
+
+
+class AppendStep:
+    """One attention's rotation, append and query; in the place of its cache, whose layer ``held`` is."""
+
+    def __init__(self, cache: Any, held: Any) -> None:
+        self._cache, self._held = cache, held
+        self._waiting: tuple[Any, ...] | None = None
+        self._query: torch.Tensor | None = None
+        self._rotated: torch.Tensor | None = None
+        self.lengths: torch.Tensor | None = None
+        """Of sequences with their new tokens, int32 [batch], once these are appended."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def rotate(
+        self, own: QkRotation, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys as they are, if the append can rotate them; else rotated by ``own``."""
+        table = APPENDS.table_of(cos, sin)
+        alike = q.dtype is k.dtype is cos.dtype is self._held.keys.dtype and q.shape[-1] == cos.shape[-1]
+        if table is None or self._waiting is not None or not alike or q.shape[2] != cos.shape[1] or _learns(q, k):
+            return own(q, k, cos, sin)
+        self._waiting, self._query = (own, q, k, cos, sin, table), q
+        return q, k
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The cache's ``update``, with rotated keys."""
+        if self._waiting is None:
+            return self._cache.update(key, value, *args, **kwargs)
+        own, q, k, cos, sin, table = self._waiting
+        if key is not k:
+            _refuse()
+        held = self._held
+        if _learns(value) or not _has_room(held, key, value):
+            self._rotated, key = own(q, k, cos, sin)
+            return self._cache.update(key, value, *args, **kwargs)
+        given = (x.transpose(1, 2) for x in (q, key, value))
+        caches = (held.keys.transpose(1, 2), held.values.transpose(1, 2))
+        lengths = held.cumulative_length.expand(len(key))
+        rotated, self.lengths = call("rotary_kv_append", *given, table, *caches, lengths)
+        self._rotated = rotated.transpose(1, 2)
+        assert APPENDS.counts is not None
+        APPENDS.counts.append((held.cumulative_length, key.shape[2]))
+        return held.keys, held.values
+
+    def query(self, query: torch.Tensor) -> torch.Tensor:
+        """The rotated queries, where ``query`` was not rotated."""
+        if self._waiting is None:
+            return query
+        if query is not self._query or self._rotated is None:
+            _refuse()
+        rotated, self._waiting = self._rotated, None
+        assert rotated is not None
+        return rotated
+
+    def finish(self) -> None:
+        """Raise RegistryError if a rotation still waits."""
+        if self._waiting is not None:
+            _refuse()
+
+
+class AppendProbe:
+    """In the place of a cache: it notes whether keys and queries go from the rotation to it and to attention."""
+
+    def __init__(self) -> None:
+        self.rotated: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.updated: list[torch.Tensor] = []
+        self.attended: list[torch.Tensor] = []
+        self.lengths = None
+
+    def rotate(self, own: QkRotation, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        self.rotated.append(own(*given))
+        return self.rotated[-1]
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        self.updated.append(key)
+        return key, value
+
+    def query(self, query: torch.Tensor) -> torch.Tensor:
+        self.attended.append(query)
+        return query
+
+    @property
+    def holds(self) -> bool:
+        """Whether one rotation's queries were attended by, and its keys appended, as they are."""
+        if not len(self.rotated) == len(self.updated) == len(self.attended) == 1:
+            return False
+        q, k = self.rotated[0]
+        return self.attended[0] is q and self.updated[0] is k
+
+
+def _learns(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
+
+
+def _has_room(held: Any, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a cache's layer has the dtype and the sizes of new keys and values."""
+    batch, heads, room, width = held.keys.shape
+    fits = key.shape == value.shape == (batch, heads, key.shape[2], width) and key.shape[2] <= room
+    return fits and held.keys.shape == held.values.shape and key.dtype is value.dtype is held.values.dtype
+
+
+def _refuse() -> None:
+    refuse(
+        "apply: the model changes rotated queries or keys, which it did not do when it was applied",
+        hint="apply again after the change",
+        kind=RegistryError,
+    )
+
+
+APPENDS = CacheAppends()
+"""What the traces of each thread know."""

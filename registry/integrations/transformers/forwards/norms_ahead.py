@@ -1,0 +1,41 @@
+"""Norms that were computed before their module is called, together with the sum that they are of."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+
+class NormsAhead(threading.local):
+    """The latest norm of this thread that was computed ahead, while torch.compile traces a model.
+
+    ``whole``: the layers of a model are traced in one program, so that a layer may compute the norm of the next.
+    """
+
+    def __init__(self) -> None:
+        # for each thread, so that torch.compile never sees these attributes come into being
+        self.whole = False
+        self._norm: torch.nn.Module | None = None
+        self._x: torch.Tensor | None = None
+        self._normed: torch.Tensor | None = None
+
+    def keep(self, norm: torch.nn.Module, x: torch.Tensor, normed: torch.Tensor) -> None:
+        """Keep what ``norm`` is to return for ``x``."""
+        self._norm, self._x, self._normed = norm, x, normed
+
+    def take(self, norm: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+        """What ``norm`` is to return for ``x``, once; None if that was not computed."""
+        if self._norm is not norm or self._x is not x:
+            return None
+        normed = self._normed
+        self.clear()
+        return normed
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._norm = self._x = self._normed = None
+
+
+AHEAD = NormsAhead()
+"""The norms ahead of each thread."""

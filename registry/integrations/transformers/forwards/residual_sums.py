@@ -1,0 +1,112 @@
+"""Sums into the residual stream of a decoder together with the norms of these sums, by fused_add_rms_norm.
+
+A sum and its norm are computed at the sum. The norm's module, which the model's own code then calls, returns what it
+has been handed, so that hooks see both as before. Only programs of torch.compile do so, without gradients: the op
+writes in place, and torch.compile copies what somebody else still needs. In eager code two copies would cost more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from ....api import call
+from ..layer_proofs import ResidualForm, hands_on, residual_form
+from ..report import ApplyReport
+from ..swapping import Swapped, swap
+from .layer_stacks import replace_stack
+from .linears import is_bare
+from .norms import RmsNormForward
+from .norms_ahead import AHEAD
+
+PART = "residual sum with the norm that follows"
+
+
+class ResidualLayer(Swapped):
+    """A decoder layer of a known form, whose sums are computed with the norms that follow them."""
+
+    registry_form: ResidualForm
+    registry_next: torch.nn.Module | None
+    """The norm of the layer's output: the next layer's, or the last one of the model."""
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        form = self.registry_form
+        if not is_dynamo_compiling() or args or self.training or _drops(self, form):
+            plain: torch.Tensor = super().forward(hidden_states, *args, **kwargs)
+            return plain
+        given = {**form.defaults, **kwargs}
+        x = getattr(self, form.first_norm)(hidden_states)
+        attention = getattr(self, form.attention)
+        attended = attention(**{form.keyword: x}, **given) if form.keyword else attention(x, **given)
+        second = getattr(self, form.second_norm)
+        h = _added(attended[0] if form.tuples else attended, hidden_states, second)
+        return _added(getattr(self, form.mlp)(second(h)), h, self.registry_next if AHEAD.whole else None)
+
+
+def replace_residual_sums(model: torch.nn.Module, report: ApplyReport) -> None:
+    """Replace the decoder layers of a model whose norms are replaced, where they have a known form."""
+    for name, parent in list(model.named_modules()):
+        for child, layers in parent.named_children():
+            if isinstance(layers, torch.nn.ModuleList) and _normalises(layers):
+                _replace_layers(parent, child, f"{name}." if name else "", report)
+
+
+def _normalises(layers: torch.nn.ModuleList) -> bool:
+    """Whether modules have RMS norms of their own that are replaced, and are not replaced themselves."""
+    return len(layers) > 0 and all(
+        not isinstance(layer, Swapped) and any(isinstance(one, RmsNormForward) for one in layer.children())
+        for layer in layers
+    )
+
+
+def _replace_layers(parent: torch.nn.Module, child: str, prefix: str, report: ApplyReport) -> None:
+    """Replace the layers ``child`` of a model, and the model itself if it hands on what its layers return."""
+    layers: Any = parent._modules[child]
+    forms = [residual_form(layer) for layer in layers]
+    norms = [name for name, one in parent.named_children() if isinstance(one, RmsNormForward)]
+    whole = len(norms) == 1 and not isinstance(parent, Swapped) and hands_on(parent, child, norms[0])
+    # the norm that follows each layer, by its name in the model
+    following = [
+        "" if isinstance(form, str) else f"{child}.{at}.{form.first_norm}" for at, form in enumerate(forms) if at
+    ] + norms[:1]
+    known = [form for form in forms if not isinstance(form, str)]
+    for at, (layer, form) in enumerate(zip(layers, forms, strict=True)):
+        if isinstance(form, str):
+            report.leave(form, f"{prefix}{child}.{at}")
+            continue
+        after = following[at] if whole else ""
+        swap(layer, ResidualLayer, form=form, next=parent.get_submodule(after) if after else None)
+        for norm in (f"{child}.{at}.{form.second_norm}", after):
+            if norm:
+                report.add(PART, f"{prefix}{norm}")
+    if known and whole:
+        replace_stack(parent)
+    elif known:
+        report.leave(f"{PART} in the next layer: the model changes what its layers return", prefix.rstrip("."))
+
+
+def _drops(layer: torch.nn.Module, form: ResidualForm) -> bool:
+    """Whether a part of what is added is dropped, as in training."""
+    return any(getattr(layer, name).training for name in form.dropouts)
+
+
+def _added(out: torch.Tensor, residual: torch.Tensor, norm: Any) -> torch.Tensor:
+    """``residual + out``; if it can be, with its norm, which is kept for ``norm``."""
+    if norm is None or not _fused(out, residual, norm):
+        return residual + out
+    normed, total = out.clone(), residual.clone()
+    call("fused_add_rms_norm", normed, total, norm.weight, norm.registry_eps, norm.registry_offset)
+    AHEAD.keep(norm, total, normed)
+    return total
+
+
+def _fused(out: torch.Tensor, residual: torch.Tensor, norm: Any) -> bool:
+    if not isinstance(norm, RmsNormForward) or not is_bare(norm) or out.shape != residual.shape:
+        return False
+    weight: torch.Tensor = norm.weight
+    if torch.is_grad_enabled() and (out.requires_grad or residual.requires_grad or weight.requires_grad):
+        return False
+    alike = out.dtype is residual.dtype is weight.dtype and out.device == residual.device == weight.device
+    return alike and weight.shape == out.shape[-1:]

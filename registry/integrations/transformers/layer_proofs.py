@@ -1,0 +1,177 @@
+"""Proofs of how a decoder layer, and the model around its layers, hand on hidden states: by runs of their own code.
+
+Their modules are replaced by recorders for the run, which keep what they get, and return tensors of random numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+_COLS, _TOKENS = 8, 2
+_NO_FORM = "residual sums: its layer is none of the form x + attention(norm(x)), then x + mlp(norm(x))"
+
+
+@dataclass(frozen=True)
+class ResidualForm:
+    """The parts of a layer by name, for ``h = x + attention(norm(x))`` and then ``h + mlp(norm(h))``.
+
+    ``keyword`` is the parameter of attention that takes the normalised input, "" for its first one; ``defaults`` are
+    the layer's other parameters, which attention gets by the same names; ``tuples``: attention returns a tuple.
+    ``dropouts`` drop nothing while the layer is evaluated.
+    """
+
+    first_norm: str
+    attention: str
+    second_norm: str
+    mlp: str
+    keyword: str
+    defaults: Mapping[str, Any]
+    tuples: bool
+    dropouts: tuple[str, ...]
+
+
+class _Call(NamedTuple):
+    """A call of a module by its name."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class _Recorder(torch.nn.Module):
+    """In the place of a module: it notes its name and arguments, and returns what it was made with."""
+
+    def __init__(self, name: str, result: Any, calls: list[_Call], real: Any) -> None:
+        super().__init__()
+        self._name, self._result, self._calls = name, result, calls
+        object.__setattr__(self, "_real", real)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._calls.append(_Call(self._name, args, kwargs))
+        return self._result
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_"):
+                raise
+            return getattr(self.__dict__["_real"], name)
+
+
+def residual_form(layer: torch.nn.Module) -> ResidualForm | str:
+    """The form of a decoder layer, or why it has none that is known.
+
+    The layer's own forward runs, and each sum must be to the bit that of what two modules have returned.
+    """
+    if "forward" in vars(layer):
+        return "residual sums: another program has replaced a layer's forward"
+    named = [one for one in inspect.signature(type(layer).forward).parameters.values() if one.name != "self"][1:]
+    defaults = {one.name: one.default for one in named if one.kind is one.POSITIONAL_OR_KEYWORD}
+    if inspect.Parameter.empty in defaults.values():
+        return _NO_FORM
+    run = _LayerRun(layer, defaults)
+    try:
+        if run.succeeds(""):
+            return run.form("")
+        # what was called last has returned a tensor, and a tuple was expected
+        attention = run.calls[-1].name
+        return run.form(attention) if run.succeeds(attention) else _NO_FORM
+    except (LookupError, ValueError):
+        return _NO_FORM
+
+
+class _LayerRun:
+    """A run of a layer's own forward with recorders in the place of its modules, and objects as its other arguments."""
+
+    def __init__(self, layer: torch.nn.Module, defaults: Mapping[str, Any]) -> None:
+        self.calls: list[_Call] = []
+        self._layer, self._defaults = layer, defaults
+        # and one argument more, which layers hand to attention as they do those of attention's kernels
+        self._given = {name: object() for name in (*defaults, "registry_probe")}
+        self._x = torch.randn(1, _TOKENS, _COLS)
+        self._results = {name: torch.randn(1, _TOKENS, _COLS) for name in layer._modules}
+        self._y: object = None
+
+    def succeeds(self, attention: str) -> bool:
+        """Whether the forward runs, if the module ``attention`` returns a tuple."""
+        self.calls.clear()
+        children: dict[str, torch.nn.Module] = {}
+        for name, child in self._layer._modules.items():
+            result = self._results[name]
+            recorder = _Recorder(name, (result, None) if name == attention else result, self.calls, child)
+            children[name] = torch.nn.Identity() if isinstance(child, torch.nn.Dropout) else recorder
+        try:
+            with torch.no_grad():
+                self._y = type(self._layer).forward(_shell(self._layer, children), self._x, **self._given)
+        except Exception:  # a layer's code may raise anything for modules that it does not have
+            return False
+        return True
+
+    def form(self, attention: str) -> ResidualForm:
+        """The form of the run that has succeeded. Raises ValueError for another form."""
+        first, second, third, fourth = self.calls
+        normed, attended, again, last = (self._results[call.name] for call in self.calls)
+        keyword = next((name for name, one in second.kwargs.items() if one is normed), "")
+        args, given = ((), {**self._given, keyword: normed}) if keyword else ((normed,), self._given)
+        h = self._x + attended
+        if not (
+            (not attention or attention == second.name)
+            and _same((self._x,), first.args)
+            and _same(args, second.args)
+            and second.kwargs.keys() == given.keys()
+            and all(one is given[name] for name, one in second.kwargs.items())
+            and _equal((h,), third.args)
+            and _same((again,), fourth.args)
+            and _equal((h + last,), (self._y,))
+            and not (first.kwargs or third.kwargs or fourth.kwargs)
+        ):
+            raise ValueError(second.name)
+        names = (first.name, second.name, third.name, fourth.name)
+        dropouts = [name for name, child in self._layer.named_children() if isinstance(child, torch.nn.Dropout)]
+        return ResidualForm(*names, keyword, self._defaults, bool(attention), tuple(dropouts))
+
+
+def _same(expected: Sequence[object], found: Sequence[object]) -> bool:
+    return len(expected) == len(found) and all(one is other for one, other in zip(expected, found, strict=True))
+
+
+def _equal(expected: Sequence[torch.Tensor], found: Sequence[object]) -> bool:
+    return len(expected) == len(found) and all(
+        isinstance(other, torch.Tensor) and torch.equal(one, other) for one, other in zip(expected, found, strict=True)
+    )
+
+
+def hands_on(model: torch.nn.Module, layers: str, norm: str) -> bool:
+    """Whether a model's own forward hands what each of its ``layers`` returns to the next, and the last to ``norm``."""
+    calls: list[_Call] = []
+    real: Any = model._modules[layers]
+    weight: Any = model.get_submodule(norm).weight
+    given = torch.zeros(1, _TOKENS, len(weight), dtype=weight.dtype, device=weight.device)
+    results = [torch.zeros_like(given) for _ in range(len(real) + 1)]
+    stubs = [_Recorder(f"{at}", results[at], calls, layer) for at, layer in enumerate(real)]
+    last = _Recorder("norm", results[-1], calls, model._modules[norm])
+    try:
+        with torch.no_grad():
+            shell = _shell(model, {layers: torch.nn.ModuleList(stubs), norm: last})
+            type(model).forward(shell, inputs_embeds=given, use_cache=False)
+    except Exception:  # a model's code may raise anything for modules that it does not have
+        return False
+    if [call.name for call in calls] != [*(f"{at}" for at in range(len(real))), "norm"]:
+        return False
+    handed = [call.args[:1] for call in calls[1:]]
+    same = all(_same((one,), args) for one, args in zip(results, handed, strict=False))
+    return same and not any(one._version for one in results)
+
+
+def _shell(module: Any, children: Mapping[str, torch.nn.Module]) -> Any:
+    """A module in evaluation of the same class and attributes, with some other children."""
+    shell = copy.copy(module)
+    shell.__dict__.update(_modules={**module._modules, **children}, training=False)
+    return shell

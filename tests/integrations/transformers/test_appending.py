@@ -1,0 +1,167 @@
+"""Rotation and append to a static cache by one op in compiled programs; everywhere else as the model has them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch._inductor.utils import run_and_get_code
+
+from registry.errors import RegistryError
+from registry.integrations.transformers import apply, restore
+
+from .op_counts import OpCounts
+from .tiny_models import cache_name, prompt, tiny
+
+PART = "rotary positions with the append to a static cache"
+
+
+@pytest.fixture(autouse=True)
+def _no_programs() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def steps(model: Any, step: Any, batch: int = 2, new: int = 1, **how: Any) -> tuple[torch.Tensor, Any]:
+    """Logits of three steps of ``new`` tokens after a prompt, and the cache."""
+    cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+    given = {cache_name(model): cache}
+    tokens = prompt(batch)
+    with torch.no_grad():
+        model(tokens, **given)
+        found = [step(tokens[:, new * at : new * (at + 1)], **given, **how).logits for at in range(3)]
+    return torch.cat(found, 1), cache
+
+
+def same(found: tuple[torch.Tensor, Any], right: tuple[torch.Tensor, Any]) -> None:
+    """Equal logits, keys, values and lengths."""
+    torch.testing.assert_close(found[0], right[0], atol=1e-5, rtol=1e-4)
+    for one, other in zip(found[1].layers, right[1].layers, strict=True):
+        torch.testing.assert_close(one.keys, other.keys, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(one.values, other.values, atol=1e-5, rtol=1e-4)
+        assert int(one.cumulative_length) == int(other.cumulative_length)
+
+
+@pytest.mark.parametrize(
+    ("family", "batch", "new"),
+    [
+        ("llama", 3, 1),
+        pytest.param("llama", 1, 1, marks=pytest.mark.thorough),
+        pytest.param("llama", 2, 3, marks=pytest.mark.thorough),
+        *(pytest.param(family, 2, 1, marks=pytest.mark.thorough) for family in ("qwen3", "phi3", "mixtral", "gemma3")),
+    ],
+)
+def test_a_compiled_step_appends_by_one_op_a_layer(family: str, batch: int, new: int) -> None:
+    plain, applied, counts = tiny(family), tiny(family), OpCounts()
+    assert sorted(apply(applied).replaced[PART]) == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    step = torch.compile(applied, fullgraph=True, backend=counts)
+    same(steps(applied, step, batch, new), steps(plain, plain, batch, new))
+    # the first layers of gemma3 have caches of a window
+    full = sum(
+        kind == "full_attention" for kind in getattr(plain.config, "layer_types", None) or ["full_attention"] * 2
+    )
+    assert counts.graphs[0]["rotary_kv_append"] == full
+    assert counts.graphs[0]["rotary_embedding"] == 0
+
+
+def test_eager_code_other_caches_and_restored_models_append_by_themselves() -> None:
+    plain, applied = (tiny("llama", num_hidden_layers=1) for _ in range(2))
+    counts = OpCounts()
+    apply(applied)
+    right = steps(plain, plain)
+    same(steps(applied, applied), right)
+    compiled = torch.compile(applied, fullgraph=True, backend=counts)
+    with torch.no_grad():
+        own, other = (model(prompt(), use_cache=False).logits for model in (plain, compiled))
+    torch.testing.assert_close(other, own, atol=1e-5, rtol=1e-4)
+    assert [one["rotary_kv_append"] for one in counts.graphs] == [0]
+    applied.set_attn_implementation("sdpa")
+    same(steps(applied, torch.compile(applied, fullgraph=True, backend=counts)), right)
+    assert counts.graphs[-1]["rotary_kv_append"] == 0
+    restore(applied)
+    assert type(applied.model.layers[0].self_attn) is type(plain.model.layers[0].self_attn)
+
+
+class KeysDoubled:
+    """In the place of a cache: it gets other keys than the rotation returned, as of models that normalise them then."""
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+
+    def update(self, key: torch.Tensor, *given: Any, **others: Any) -> Any:
+        return self.cache.update(2 * key, *given, **others)
+
+
+def doubling(own: Any, name: str) -> Any:
+    """A forward of attention that changes its cache, the argument ``name``."""
+
+    def forward(self: Any, hidden_states: torch.Tensor, position_embeddings: Any = None, **kwargs: Any) -> Any:
+        kwargs[name] = KeysDoubled(kwargs[name])
+        return own(self, hidden_states, position_embeddings, **kwargs)
+
+    return forward
+
+
+def test_attention_that_changes_what_was_rotated_stays_and_after_apply_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, late = tiny("llama"), tiny("llama")
+    name, attention = cache_name(model), type(model.model.layers[0].self_attn)
+    assert PART in apply(late).replaced
+    changed = doubling(attention.forward, name)
+    changed.__signature__ = inspect.signature(attention.forward)
+    monkeypatch.setattr(attention, "forward", changed)
+    assert PART not in apply(model).replaced
+    with pytest.raises(RegistryError, match="changes rotated queries or keys"):
+        steps(late, torch.compile(late, fullgraph=True, backend=OpCounts()))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("batch", [1, 3])
+def test_inductor_writes_nothing_between_a_layers_ops(batch: int) -> None:
+    plain, applied = tiny("llama"), tiny("llama")
+    apply(applied)
+    programs: list[str] = []
+    compiled = torch.compile(applied, fullgraph=True)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        found, code = run_and_get_code(compiled, *args, **kwargs)
+        programs.extend(code)
+        return found
+
+    same(steps(applied, step, batch), steps(plain, plain, batch))
+    calls = [line for line in programs[0].splitlines() if line.startswith("        cpp_fused")]
+    # the embedding, cosines and sines, and the lengths of all layers' caches
+    assert len(calls) == 3, calls
+
+
+def test_prompts_of_any_length_are_one_program() -> None:
+    plain, applied = (tiny("llama", num_hidden_layers=1) for _ in range(2))
+    apply(applied)
+    compiled = torch.compile(applied, fullgraph=True, dynamic=True, backend=OpCounts())
+    found = []
+    for model, step in ((plain, plain), (applied, compiled)):
+        cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+        given = {cache_name(model): cache}
+        with torch.no_grad():
+            model(prompt(), **given)
+            logits = [step(prompt()[:, :new], **given).logits for new in (3, 5)]
+            logits.append(step(prompt()[:, :7], use_cache=False).logits)
+        found.append((torch.cat(logits, 1), cache))
+    same(found[1], found[0])
+
+
+@pytest.mark.thorough
+def test_generate_compiles_its_steps_and_makes_the_plain_models_tokens() -> None:
+    found = []
+    for applied in (False, True):
+        model = tiny("llama")
+        if applied:
+            apply(model)
+        how = {"cache_implementation": "static", "disable_compile": not applied}
+        found.append(model.generate(prompt(), max_new_tokens=8, do_sample=False, **how).tolist())
+    assert found[0] == found[1]
