@@ -142,8 +142,8 @@ LIKE_OTHERS = (
     "fused_linear_cross_entropy_gradients", "mla_decode",
 )  # fmt: skip
 """Their levels have another width than gemm_int8's or gemm_w8a8's, or a table (whose kernels the C++ and the Triton
-plugin's own tests run for every change), the gate is another than gelu_and_mul's, the gradients come in one pass instead
-of two, the keys are latents instead of attention_decode's, and nothing else."""
+plugin's own tests run for every change), the gate is another than gelu_and_mul's, the gradients come in one pass
+instead of two, the keys are latents instead of attention_decode's, and nothing else."""
 
 
 def session_of(op: Op, dims: Mapping[str, Value]) -> Session:
