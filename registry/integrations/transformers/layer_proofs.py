@@ -73,10 +73,12 @@ def residual_form(layer: torch.nn.Module) -> ResidualForm | str:
     if "forward" in vars(layer):
         return "residual sums: another program has replaced a layer's forward"
     named = [one for one in inspect.signature(type(layer).forward).parameters.values() if one.name != "self"][1:]
+    # one more argument, which layers hand to attention as they do those of attention's kernels
+    more = ("registry_probe",) if any(one.kind is one.VAR_KEYWORD for one in named) else ()
     defaults = {one.name: one.default for one in named if one.kind is one.POSITIONAL_OR_KEYWORD}
     if inspect.Parameter.empty in defaults.values():
         return _NO_FORM
-    run = _LayerRun(layer, defaults)
+    run = _LayerRun(layer, defaults, more)
     try:
         if run.succeeds(""):
             return run.form("")
@@ -90,13 +92,15 @@ def residual_form(layer: torch.nn.Module) -> ResidualForm | str:
 class _LayerRun:
     """A run of a layer's own forward with recorders in the place of its modules, and objects as its other arguments."""
 
-    def __init__(self, layer: torch.nn.Module, defaults: Mapping[str, Any]) -> None:
+    def __init__(self, layer: torch.nn.Module, defaults: Mapping[str, Any], more: Sequence[str]) -> None:
         self.calls: list[_Call] = []
         self._layer, self._defaults = layer, defaults
-        # and one argument more, which layers hand to attention as they do those of attention's kernels
-        self._given = {name: object() for name in (*defaults, "registry_probe")}
-        self._x = torch.randn(1, _TOKENS, _COLS)
-        self._results = {name: torch.randn(1, _TOKENS, _COLS) for name in layer._modules}
+        self._given = {name: object() for name in (*defaults, *more)}
+        drawn = torch.randn(
+            1 + len(layer._modules), 1, _TOKENS, _COLS, generator=torch.Generator().manual_seed(0), device="cpu"
+        )
+        self._x, *results = drawn.unbind()
+        self._results = dict(zip(layer._modules, results, strict=True))
         self._y: object = None
 
     def succeeds(self, attention: str) -> bool:

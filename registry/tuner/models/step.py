@@ -143,7 +143,7 @@ class _Step:
                 yield "rotary_kv_append", {**room, **sizes, **kind, "positions": False}
 
     def _appends(self, attention: Attention) -> bool:
-        """Whether compiled steps rotate and append at once: to a cache in rows that keeps all keys, whole heads."""
+        """Whether a step rotates and appends at once: to a cache in rows that keeps all keys, whole heads."""
         rotary, rows = attention.rotary, not self._workload.page and not attention.span
         whole = rotary is not None and rotary.rotary_dim == rotary.head_dim and rotary.style == "neox"
         return self._phase.kind == "decode" and rows and whole and attention.uniform and not attention.mla_rope

@@ -1,4 +1,4 @@
-"""Rotation and append to a static cache by one op in compiled programs; everywhere else as the model has them."""
+"""Rotation and append to a static cache by one op, eager and compiled; for other caches as the model has them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch._inductor.utils import run_and_get_code
 
 from registry.errors import RegistryError
 from registry.integrations.transformers import apply, restore
+from registry.integrations.transformers.forwards import cache_appends
 
 from .op_counts import OpCounts
 from .tiny_models import cache_name, prompt, tiny
@@ -68,22 +69,46 @@ def test_a_compiled_step_appends_by_one_op_a_layer(family: str, batch: int, new:
     assert counts.graphs[0]["rotary_embedding"] == 0
 
 
-def test_eager_code_other_caches_and_restored_models_append_by_themselves() -> None:
+def test_eager_steps_append_by_the_op_and_other_caches_and_attentions_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, applied = (tiny("llama", num_hidden_layers=1) for _ in range(2))
-    counts = OpCounts()
     apply(applied)
-    right = steps(plain, plain)
+    right, seen = steps(plain, plain), []
+    real: Any = vars(cache_appends)["call"]
+    monkeypatch.setattr(cache_appends, "call", lambda op, *given: (seen.append(op), real(op, *given))[1])
     same(steps(applied, applied), right)
-    compiled = torch.compile(applied, fullgraph=True, backend=counts)
+    # the first call makes the cache
+    assert seen == ["rotary_kv_append"] * 3
     with torch.no_grad():
-        own, other = (model(prompt(), use_cache=False).logits for model in (plain, compiled))
+        own, other = (model(prompt()).logits for model in (plain, applied))
     torch.testing.assert_close(other, own, atol=1e-5, rtol=1e-4)
-    assert [one["rotary_kv_append"] for one in counts.graphs] == [0]
+    learnt = steps_with_gradients(plain), steps_with_gradients(applied)
+    torch.testing.assert_close(learnt[1], learnt[0], atol=1e-6, rtol=1e-4)
     applied.set_attn_implementation("sdpa")
-    same(steps(applied, torch.compile(applied, fullgraph=True, backend=counts)), right)
-    assert counts.graphs[-1]["rotary_kv_append"] == 0
+    same(steps(applied, applied), right)
+    assert len(seen) == 3
     restore(applied)
     assert type(applied.model.layers[0].self_attn) is type(plain.model.layers[0].self_attn)
+
+
+def steps_with_gradients(model: Any) -> torch.Tensor:
+    """The gradient of a weight through three tokens over a filled cache."""
+    cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+    given = {cache_name(model): cache}
+    with torch.no_grad():
+        model(prompt(), **given)
+    model(prompt()[:, :3], **given).logits.square().sum().backward()
+    found: torch.Tensor = model.model.layers[0].self_attn.q_proj.weight.grad
+    return found
+
+
+@pytest.mark.thorough
+def test_layers_that_are_compiled_one_by_one_append_by_themselves() -> None:
+    plain, applied, counts = tiny("llama"), tiny("llama"), OpCounts()
+    apply(applied)
+    for layer in applied.model.layers:
+        layer.compile(fullgraph=True, backend=counts)
+    same(steps(applied, applied), steps(plain, plain))
+    assert {one["rotary_kv_append"] for one in counts.graphs} == {0}
 
 
 class KeysDoubled:

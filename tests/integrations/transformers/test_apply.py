@@ -95,6 +95,21 @@ def test_what_computes_something_else_is_left_with_the_reason() -> None:
     assert report.left["gated MLP: its activation function is neither silu nor gelu"] == ["model.layers.0.mlp"]
 
 
+def test_a_layer_norm_with_a_forward_of_its_own_is_left() -> None:
+    class OnePlus(torch.nn.LayerNorm):
+        """Nemotron's: the weight is stored minus 1."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.layer_norm(x, self.normalized_shape, self.weight + 1, self.bias, self.eps)
+
+    norm = OnePlus(8)
+    model = torch.nn.Sequential(norm, torch.nn.LayerNorm(8))
+    report = apply(model)
+    assert report.left["norm: a layer norm with a forward of its own"] == ["0"]
+    assert report.replaced["norm"] == ["1"]
+    assert type(norm) is OnePlus
+
+
 def test_packed_weights_compute_what_their_numbers_say_and_are_not_restored() -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 256}
     model, plain = (tiny("llama", torch.bfloat16, **sizes) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Attention over a static cache whose rotation and append are one op while torch.compile traces the model."""
+"""Attention over a static cache whose rotation and append are one op."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from transformers.cache_utils import StaticLayer
 
+from ....contracts.checks import WIDE
+from ....dispatch.torch_side.torch_private import transforming
 from ..report import ApplyReport
 from ..swapping import Swapped, swap
 from .cache_appends import APPENDS, AppendProbe, AppendStep
@@ -34,7 +36,7 @@ class AppendingAttention(Swapped):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get(self.registry_cache)
-        if cache is None or not is_dynamo_compiling() or self.training or APPENDS.tables is None:
+        if cache is None or self.training or not APPENDS.active or (not is_dynamo_compiling() and transforming()):
             return super().forward(*args, **kwargs)
         layers = getattr(cache, "layers", ())
         held = layers[self.layer_idx] if self.layer_idx < len(layers) else None
@@ -63,46 +65,52 @@ def replace_appends(model: torch.nn.Module, attention: str, report: ApplyReport)
     ``attention`` is the name of the attention function that takes queries of a step.
     """
     rotary = next((one for one in model.modules() if isinstance(one, RotaryForward)), None)
+    dtype = next((one.dtype for one in model.parameters() if one.dtype in WIDE), None)
+    if rotary is None or dtype is None:
+        return
     for name, parent in list(model.named_modules()):
         for child, layers in parent.named_children():
-            if rotary is None or not isinstance(layers, torch.nn.ModuleList):
-                continue
-            if isinstance(parent, Swapped) and not isinstance(parent, LayerStack):
-                continue
+            free = not isinstance(parent, Swapped) or isinstance(parent, LayerStack)
             # from the inside: what holds an attention may look like one
-            for inner, module in reversed(list(layers.named_modules())):
-                cache = _appends(module, rotary)
-                if cache:
+            inside = reversed(list(layers.named_modules())) if free and isinstance(layers, torch.nn.ModuleList) else ()
+            for inner, module in inside:
+                cache, path = _cache_name(module), ".".join(filter(None, (name, child, inner)))
+                if cache and _hands_on(module, cache, rotary, dtype):
                     swap(module, AppendingAttention, cache=cache, attention=attention)
-                    report.add(PART, ".".join(filter(None, (name, child, inner))))
+                    report.add(PART, path)
                     replace_stack(parent)
+                elif cache:
+                    report.leave(f"{PART}: it does not hand on what was rotated as it is", path)
 
 
-def _appends(module: Any, rotary: Any) -> str:
-    """The name of attention's parameter for the cache, if its own forward rotates, appends and attends; else ""."""
+def _cache_name(module: Any) -> str:
+    """The name of the parameter for the cache of an attention module that rotates by the op; "" for another module."""
     parameters = inspect.signature(type(module).forward).parameters
-    cache = next((name for name in _CACHES if name in parameters), "")
     rotation = getattr(sys.modules.get(type(module).__module__), FUNCTION, None)
-    known = hasattr(rotation, "registry_own") and {"hidden_states", "position_embeddings"} <= parameters.keys()
-    if not cache or not known or not hasattr(module, "layer_idx"):
+    if not hasattr(rotation, "registry_own") or not {"hidden_states", "position_embeddings"} <= parameters.keys():
         return ""
     if isinstance(module, Swapped) or any(isinstance(one, AppendingAttention) for one in module.modules()):
         return ""
-    probe, before = AppendProbe(), APPENDS.step
-    like = next((one for one in (*module.parameters(), *module.buffers()) if one.dtype.is_floating_point), None)
-    if like is None or like.is_meta:
-        return ""
-    x = torch.zeros(1, _TOKENS, module.config.hidden_size, dtype=like.dtype, device=like.device)
-    positions = torch.arange(_TOKENS, device=like.device)[None]
+    return next((name for name in _CACHES if name in parameters and hasattr(module, "layer_idx")), "")
+
+
+def _hands_on(module: Any, cache: str, rotary: Any, dtype: torch.dtype) -> bool:
+    """Whether attention's own forward rotates, appends keys and attends, each with what the one before returned."""
+    own = next((one for one in (*module.parameters(), *module.buffers()) if not one.is_meta), None)
+    if own is None:
+        return False
+    positions = torch.arange(_TOKENS, device=own.device)[None]
     kinds = getattr(rotary, "layer_types", None)
-    given = {"attention_mask": None, cache: probe}
+    probe, before = AppendProbe(), APPENDS.step
     APPENDS.step = probe
     try:
+        x = torch.zeros(1, _TOKENS, module.config.hidden_size, dtype=dtype, device=own.device)
+        given = {"hidden_states": x, "attention_mask": None, cache: probe}
         with torch.no_grad():
             angles = rotary(x, positions, **({"layer_type": next(iter(kinds))} if kinds else {}))
-            type(module).forward(module, hidden_states=x, position_embeddings=angles, **given)
+            type(module).forward(module, position_embeddings=angles, **given)
     except Exception:  # a model's code may raise anything for arguments that it does not expect
-        return ""
+        return False
     finally:
         APPENDS.step = before
-    return cache if probe.holds else ""
+    return probe.holds

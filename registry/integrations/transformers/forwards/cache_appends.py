@@ -1,8 +1,8 @@
 """Rotations of queries and keys that wait for the cache: rotary_kv_append then does both in one launch.
 
 Attention of transformers' models rotates queries and keys, appends keys and values to a cache, and attends, one after
-the other. While torch.compile traces a model, the rotation returns what it got, the append, which gets keys, runs the
-op, and attention takes the rotated queries of it. The tokens of all layers' caches are counted at the end, together.
+the other. Over a static cache the rotation returns what it got, the append, which gets keys, runs the op, and attention
+takes the rotated queries of it. The tokens of all layers' caches are counted at the end of the model, together.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ....api import call
 from ....errors import RegistryError
@@ -21,11 +22,11 @@ QkRotation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class CacheAppends(threading.local):
-    """What this thread's trace of a model knows.
+    """What this thread's forward of a model knows.
 
-    ``step``: of the attention that is traced; ``tables``: (cosines, sines, table [batch, seq, head_dim]) of rotary
-    modules, None outside of a model's trace; ``counts``: lengths of caches that are to be raised, with the numbers of
-    new tokens.
+    ``step``: of the attention that runs; ``tables``: (cosines, sines, table [batch, seq, head_dim]) of rotary modules,
+    None outside of a model's forward; ``counts``: lengths of caches that are to be raised, with the numbers of new
+    tokens; ``traced``: torch.compile traces the model, so that layers which are compiled alone know nothing of it.
     """
 
     def __init__(self) -> None:
@@ -33,13 +34,19 @@ class CacheAppends(threading.local):
         self.step: AppendStep | AppendProbe | None = None
         self.tables: list[tuple[torch.Tensor, ...]] | None = None
         self.counts: list[tuple[torch.Tensor, int]] | None = None
+        self.traced = False
+
+    @property
+    def active(self) -> bool:
+        """Whether this is a part of a model's forward, traced or not as the whole is."""
+        return self.tables is not None and self.traced is is_dynamo_compiling()
 
     def begin(self) -> None:
-        """A model's trace begins."""
-        self.tables, self.counts = [], []
+        """A model's forward begins."""
+        self.tables, self.counts, self.traced = [], [], is_dynamo_compiling()
 
     def end(self) -> None:
-        """A model's trace ends: raise the lengths of its caches."""
+        """A model's forward ends: raise the lengths of its caches."""
         counts, self.tables, self.counts = self.counts, None, None
         while counts:
             new = counts[0][1]
@@ -165,4 +172,4 @@ def _refuse() -> None:
 
 
 APPENDS = CacheAppends()
-"""What the traces of each thread know."""
+"""What the forward of each thread knows."""

@@ -1,4 +1,4 @@
-"""Models of layers that torch.compile traces in one program."""
+"""Models of layers, which know of each other while the model's forward runs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .norms_ahead import AHEAD
 
 
 class LayerStack(Swapped):
-    """A model of layers, which know of each other while torch.compile traces them in one program.
+    """A model of layers whose static caches count their tokens together, at its end.
 
-    A layer's last sum is then computed with the next layer's norm, and caches count their tokens together. Its class
-    has the name and the signature of the model's own.
+    In one program of torch.compile a layer's last sum is also computed with the next layer's norm. Its class has the
+    name and the signature of the model's own.
     """
 
     registry_prefix = ""
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
-        cls.forward = _in_one_program(cls.registry_class.forward)
+        cls.forward = _as_a_whole(cls.registry_class.forward)
 
 
 def replace_stack(model: torch.nn.Module) -> None:
@@ -34,12 +34,12 @@ def replace_stack(model: torch.nn.Module) -> None:
         swap(model, LayerStack)
 
 
-def _in_one_program(own: Callable[..., Any]) -> Callable[..., Any]:
+def _as_a_whole(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_dynamo_compiling() or self.training or AHEAD.whole:
+        if self.training or APPENDS.tables is not None:
             return own(self, *args, **kwargs)
-        AHEAD.whole = True
+        AHEAD.whole = is_dynamo_compiling()
         APPENDS.begin()
         try:
             return own(self, *args, **kwargs)

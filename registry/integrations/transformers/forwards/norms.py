@@ -68,6 +68,8 @@ class LayerNormForward(Swapped):
 def replace_norm(module: torch.nn.Module) -> str | None:
     """Replace a norm's forward. Returns why not, "" if it is replaced, and None for what is no norm."""
     if isinstance(module, torch.nn.LayerNorm):
+        if type(module).forward is not torch.nn.LayerNorm.forward:
+            return "a layer norm with a forward of its own"
         if len(module.normalized_shape) != 1:
             return "a layer norm over several dimensions"
         swap(module, LayerNormForward)

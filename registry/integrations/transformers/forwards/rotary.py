@@ -44,15 +44,15 @@ class RotaryTables(NamedTuple):
 class RotaryForward(Swapped):
     """The module's own cosines and sines; the cosines carry ``RotaryTables``.
 
-    Under torch.compile they do not: Inductor fuses the rotation with what stands around it, unless it is appended to a
-    cache by one op.
+    Under torch.compile they do not: Inductor fuses the rotation with what stands around it, unless one op also appends
+    keys to a static cache.
     """
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = super().forward(x, *args, **kwargs)
         if not is_dynamo_compiling():
             setattr(cos, _TABLE, _tables(cos, sin, x.shape[0]))
-        elif APPENDS.tables is not None:
+        if APPENDS.tables is not None and APPENDS.active:
             half = cos.shape[-1] // 2
             table = torch.cat((cos[..., :half], sin[..., :half]), -1)
             APPENDS.tables.append((cos, sin, table.expand(x.shape[0], -1, -1)))
