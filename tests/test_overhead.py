@@ -10,7 +10,7 @@ from .overhead import RootLogs
 
 
 def test_what_ours_log_is_captured_at_the_level_that_is_set(caplog: pytest.LogCaptureFixture) -> None:
-    logger = logging.getLogger("registry.dispatch.test")
+    logger = logging.getLogger(RootLogs.__module__)
     caplog.set_level(logging.INFO, logger.name)
     logger.info("told")
     logger.debug("not told")
