@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .overhead import capture_root_logs, draw_no_constants_of_ours
 from .rewriting import rewrite_a_share
 from .sharing import place_of
 
@@ -41,11 +42,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run the tests that are marked thorough, too")
 
 
+def pytest_configure() -> None:
+    capture_root_logs()
+
+
+# before Hypothesis' own, which reads our constants
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Thorough tests run where they are asked for: by ``--thorough``, by ``-m``, or by a name after ``::``.
 
-    What goes together stands together, and what takes long goes first.
+    What goes together stands together, and what takes long goes first. Hypothesis draws constants of ours for
+    ``--thorough`` alone.
     """
+    if not config.getoption("thorough"):
+        draw_no_constants_of_ours()
     items.sort(key=lambda item: place_of(item.nodeid))
     by_name = any("::" in argument for argument in config.args)
     if not (by_name or config.getoption("thorough") or "thorough" in config.getoption("markexpr")):

@@ -82,7 +82,10 @@ def test_latents_that_do_not_fit_and_are_too_long_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "filters", [(True, False), pytest.param((False, True), marks=THOROUGH), (False, False)], ids=str
+    # for both of them it is compiled with the other defaults
+    "filters",
+    [*(pytest.param(one, marks=THOROUGH) for one in ((True, False), (False, True))), (False, False)],
+    ids=str,
 )
 def test_a_sampler_is_compiled_for_the_filters_that_are_there(filters: tuple[bool, bool]) -> None:
     form, dims = LoopedTopKTopPSampling(), dict(zip(("top_k", "top_p"), filters, strict=True))

@@ -21,6 +21,8 @@ CalledKey = tuple[str, tuple[tuple[str, Value], ...]]
 
 _PACKED_EXPERTS = ("int4", "w4a8")
 """Quantised models whose experts have packed weights, and whole activations."""
+_ROOM = 64
+"""Tokens that a sequence has room for in problems of rotary_kv_append: its time does not depend on that."""
 _ROUNDED = {"fp8": "float8_e4m3fn", "w8a8": "int8", "w4a8": "int8"}
 """What activations are rounded to, by the quantisation of the layers."""
 
@@ -139,7 +141,8 @@ class _Step:
                 yield "rotary_embedding", {"tokens": self._tokens, **sizes, **kind}
             if self._appends(attention):
                 phase = self._phase
-                room: Dims = {"batch": phase.batch, "q_len": phase.q_len, "kv_len": phase.context}
+                # the room of the real cache takes memory alone, of which each copy of the inputs holds some
+                room: Dims = {"batch": phase.batch, "q_len": phase.q_len, "kv_len": max(phase.q_len, _ROOM)}
                 yield "rotary_kv_append", {**room, **sizes, **kind, "positions": False}
 
     def _appends(self, attention: Attention) -> bool:

@@ -85,7 +85,7 @@ def test_a_prompt_and_decode_steps_of_llama_by_hand(box: Catalog) -> None:
     assert counted(found, "attention_decode", "batch", "q_len", "kv_len", "page") == {(4, 1, 512, False): steps}
     # over a StaticCache, over others rotary_embedding
     assert counted(found, "rotary_kv_append", "batch", "heads", "kv_heads", "q_len", "kv_len", "positions") == {
-        (4, 32, 8, 1, 512, False): steps
+        (4, 32, 8, 1, 64, False): steps
     }
     assert counted(found, "top_k_top_p_sampling", "rows", "cols", "dtype") == {(4, 128256, "float32"): 1 + NEW_TOKENS}
     assert found.notes == ()
@@ -173,7 +173,7 @@ def test_windows_hold_where_the_layers_have_them(box: Catalog) -> None:
     assert "rotary_kv_append" not in paged.shapes.problems
     gemma2 = derived(box, "gemma-2-9b")
     # of the layers that keep all keys
-    assert counted(gemma2, "rotary_kv_append", "q_len", "kv_len") == {(1, 512): 21 * NEW_TOKENS}
+    assert counted(gemma2, "rotary_kv_append", "q_len", "kv_len") == {(1, 64): 21 * NEW_TOKENS}
     assert counted(gemma2, "attention", "span", "softcap") == {(4096, True): 21, (False, True): 21}
     assert set(counted(derived(box, "mistral-7b-v0.1"), "attention", "span")) == {(4096,)}
     assert set(counted(derived(box, "mistral-7b-v0.3"), "attention", "span")) == {(False,)}
