@@ -56,6 +56,8 @@ STATIC: Mapping[str, Value] = {
     "lengths": "full",
     "dtype": "bfloat16",
 }
+APPENDING = ("torch.native", "torch.compile", "triton.block", "cpp.heads")
+"""The implementations of rotary_kv_append, for whose new tokens a cache must have room."""
 TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {
     ("gemm_int8", "torch.int8pack"): {"group_size": 4096},
     ("scaled_mm", "torch.int_mm"): {"dtype": "int8"},
@@ -69,6 +71,7 @@ TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {
     ("attention_backward", "torch.sdpa_cudnn_masked"): {"mask": "bool"},
     ("attention", "flashinfer.single"): {"batch": 1},
     ("top_k_top_p_sampling", "triton.split_rows"): {"top_k": True},
+    **{("rotary_kv_append", name): {"kv_len": max(SIZES)} for name in APPENDING},
 }
 """What those take that do not take ``STATIC``."""
 CATALOG = Catalog()

@@ -193,7 +193,8 @@ def _table(shape: tuple[int, ...], problem: Problem, generator: torch.Generator)
     """Cosines and sines of random angles: points of the circle by the tangents of half the angles."""
     tangent = fills.normal((*shape, problem.rotary_dim // 2), torch.float32, generator)
     square = tangent * tangent
-    return torch.cat(((1 - square) / (1 + square), 2 * tangent / (1 + square)), -1).to(problem.torch_dtype)
+    # of a number minus a tensor on meta torch asks its compiler
+    return torch.cat(((-square + 1) / (square + 1), 2 * tangent / (square + 1)), -1).to(problem.torch_dtype)
 
 
 def _floor(problem: Problem) -> Floor:
