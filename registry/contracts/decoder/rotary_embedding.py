@@ -168,19 +168,22 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     elif kind == "special":
         for x in (query, key):
             fills.plant_special(x, [torch.nan, 0.0, -0.0])
-    return positions, query, key, width, _table(problem, generator), problem.style == "neox"
+    table = cos_sin_table((_rows(problem),), problem.rotary_dim, problem.torch_dtype, generator)
+    return positions, query, key, width, table, problem.style == "neox"
 
 
-def _table(problem: Problem, generator: torch.Generator) -> torch.Tensor:
-    """Cosines and sines of random angles: points of the circle by the tangents of half the angles.
+def cos_sin_table(
+    rows: tuple[int, ...], rotary_dim: int, dtype: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
+    """Cosines and sines of random angles, ``[*rows, rotary_dim]``: points of the circle by tangents of half the angles.
 
-    Not by cos and sin, for which torch imports its compiler where a problem is planned with meta tensors.
+    Not by cos, sin and cat, for which torch imports its compiler where a problem is planned with meta tensors.
     """
-    half, rows = problem.rotary_dim // 2, _rows(problem)
-    tangent = fills.normal((rows, half), torch.float32, generator)
+    half = rotary_dim // 2
+    tangent = fills.normal((*rows, half), torch.float32, generator)
     square = tangent * tangent
-    table = torch.empty((rows, 2 * half), dtype=problem.torch_dtype, device=generator.device)
-    table[:, :half], table[:, half:] = (1 - square) / (1 + square), 2 * tangent / (1 + square)
+    table = torch.empty((*rows, rotary_dim), dtype=dtype, device=generator.device)
+    table[..., :half], table[..., half:] = (1 - square) / (1 + square), 2 * tangent / (1 + square)
     return table
 
 

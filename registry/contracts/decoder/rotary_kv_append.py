@@ -31,7 +31,7 @@ from ..checks import (
     shape_text,
 )
 from ..rounding import underflow, units
-from .rotary_embedding import STYLES, rotary_embedding_reference
+from .rotary_embedding import STYLES, cos_sin_table, rotary_embedding_reference
 
 KINDS = ("normal", "outliers", "constant", "first_and_last", "special")
 _NAME = "rotary_kv_append"
@@ -185,16 +185,9 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     elif kind == "special":
         for x in tensors:
             fills.plant_special(x, [torch.nan, 0.0, -0.0])
-    table = _table((rows,) if problem.positions else new, problem, generator)
+    angles = (rows,) if problem.positions else new
+    table = cos_sin_table(angles, problem.rotary_dim, problem.torch_dtype, generator)
     return *tensors, table, *caches, lengths, positions, problem.style == "neox"
-
-
-def _table(shape: tuple[int, ...], problem: Problem, generator: torch.Generator) -> torch.Tensor:
-    """Cosines and sines of random angles: points of the circle by the tangents of half the angles."""
-    tangent = fills.normal((*shape, problem.rotary_dim // 2), torch.float32, generator)
-    square = tangent * tangent
-    # of a number minus a tensor on meta torch asks its compiler
-    return torch.cat(((-square + 1) / (square + 1), 2 * tangent / (square + 1)), -1).to(problem.torch_dtype)
 
 
 def _floor(problem: Problem) -> Floor:
