@@ -15,7 +15,9 @@ from benchmarks.models import __main__ as models
 from benchmarks.models import peers
 
 
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:TensorFloat32 tensor cores:UserWarning", "ignore:The CUDA Graph is empty:UserWarning"
+)
 @pytest.mark.parametrize("name", peers.PEERS)
 def test_a_peers_layers_round_the_weights_and_run_in_every_form(name: str) -> None:
     if any(find_spec(part) is None for part in name.removesuffix("-fp8").split("-")):
