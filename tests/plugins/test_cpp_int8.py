@@ -59,7 +59,8 @@ BLOCKS: tuple[Dims, ...] = tuple(
         ("avx2", "gemm_w8a8", COLUMNS[1:3]),
         # its tiles are avx2's, and its products are tested by the sums of each form
         pytest.param("avx_vnni", "gemm_w8a8", COLUMNS[1:3], marks=pytest.mark.thorough),
-        ("avx512_vnni", "gemm_w4a8", GROUPS[1:4]),
+        # amx's has the same loop over groups
+        pytest.param("avx512_vnni", "gemm_w4a8", GROUPS[1:4], marks=pytest.mark.thorough),
         ("avx512_vnni", "scaled_mm", BLOCKS[1:]),
         ("amx", "gemm_w4a8", GROUPS),
         ("amx", "gemm_w8a8", COLUMNS[1:]),

@@ -190,8 +190,11 @@ LIKE_OTHERS = (
     "gemm_w8a8",
     "gemm_sparse24 triton.splitk",
     "scaled_mm triton.splitk",
+    "grouped_gemm_backward",
+    "attention_decode triton.whole",
+    "mla_decode triton.whole",
 )
-"""What runs a kernel that another compiles as well: with another width of levels, or a tile's for a part of k.
+"""What is a kernel that another compiles, too: with another width of levels, a tile's for a part of k, in one part.
 
 The table of levels is triton.gemm's as well, and the forms are those of gemm_int8.
 """
