@@ -140,6 +140,7 @@ def test_a_million_configurations_are_planned_and_searched_without_being_held() 
     assert len(told) == 9
 
 
+@pytest.mark.thorough
 def test_a_search_of_a_million_configurations_comes_to_the_valley() -> None:
     catalog = Catalog(entry_points=())
     implementation = Vast()

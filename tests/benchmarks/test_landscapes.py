@@ -106,6 +106,7 @@ def test_the_default_search_beats_random_and_plain_tpe(seeds: int) -> None:
         assert middle["ours"] < middle["tpe"]
 
 
+@pytest.mark.thorough
 def test_shared_variants_cost_no_trial_and_the_search_stops_by_itself() -> None:
     replays = [Replay(synthetic.matmul(m, 4096, 4096, seed=m)) for m in (512, 1024)]
     curves = together(replays, 60, 0, share=True, stop=True)

@@ -229,6 +229,7 @@ def test_layers_that_are_computed_again_for_their_gradients() -> None:
         assert agree(plain, model).logits is None
 
 
+@pytest.mark.thorough
 def test_it_compiles_whole_in_a_thread_that_has_not_trained() -> None:
     plain, model = training(), applied()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
