@@ -21,12 +21,33 @@ def test_a_group_holds_a_process_to_its_memory_and_goes() -> None:
         pytest.skip("no control group of version 2 can be made here")
     try:
         assert not group.ran_out
-        command = group.command(["/bin/sh", "-c", "exec tail -c 1G /dev/zero"])
-        assert subprocess.run(command, env=dict(group.environment), check=False).returncode != 0
+        # a line that never ends; the last bytes of /dev/zero are found without reading it
+        ended = _run_in(group, "exec tail /dev/zero")
+        assert ended.returncode != 0
         assert group.ran_out
     finally:
         group.remove()
     assert not isinstance(group, FolderGroup) or not group.folder.exists()
+
+
+def test_a_group_holds_a_process_to_its_number_of_processes() -> None:
+    group = ControlGroup.made(LIMITS)
+    if group is None:
+        pytest.skip("no control group of version 2 can be made here")
+    try:
+        ended = _run_in(group, "for each in $(seq 40); do sleep 1 & done; wait")
+        assert ended.returncode != 0
+        assert "fork" in ended.stderr
+        assert not group.ran_out
+    finally:
+        group.remove()
+
+
+def _run_in(group: ControlGroup, script: str) -> subprocess.CompletedProcess[str]:
+    """What a shell in the group printed and ended with, within a minute."""
+    environment = {"PATH": os.environ.get("PATH", ""), **group.environment}
+    command = group.command(["/bin/sh", "-c", script])
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 def a_tree(root: Path, handed: dict[str, str]) -> None:
