@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .overhead import capture_root_logs, draw_no_constants_of_ours
+from .overhead import capture_root_logs, draw_no_constants_of_ours, draw_the_same_each_time
 from .rewriting import rewrite_a_share
 from .sharing import place_of
 
@@ -51,11 +51,12 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Thorough tests run where they are asked for: by ``--thorough``, by ``-m``, or by a name after ``::``.
 
-    What goes together stands together, and what takes long goes first. Hypothesis draws constants of ours for
-    ``--thorough`` alone.
+    What goes together stands together, and what takes long goes first. Hypothesis draws constants of ours, and other
+    values in each run, for ``--thorough`` alone.
     """
     if not config.getoption("thorough"):
         draw_no_constants_of_ours()
+        draw_the_same_each_time()
     items.sort(key=lambda item: place_of(item.nodeid))
     by_name = any("::" in argument for argument in config.args)
     if not (by_name or config.getoption("thorough") or "thorough" in config.getoption("markexpr")):

@@ -1,4 +1,4 @@
-"""What plugins of pytest do at each test or in each process, and no test here needs: left out.
+"""What plugins of pytest do at each test or in each process, and no test here needs: left out. And fixed draws.
 
 With parts of pytest and Hypothesis that are private: where they are others, the plugins do what they ever did.
 """
@@ -58,3 +58,13 @@ def draw_no_constants_of_ours() -> None:
         none = providers._local_constants
         if providers._get_local_constants:
             providers._get_local_constants = lambda: none
+
+
+def draw_the_same_each_time() -> None:
+    """Have Hypothesis draw the same values in each run, as ``--hypothesis-seed=0`` does.
+
+    Then a change fails by what it changed, and not by an example that no run before has drawn.
+    """
+    if core := sys.modules.get("hypothesis.core"):
+        if getattr(core, "global_force_seed", None) is None:
+            core.global_force_seed = 0  # type: ignore[attr-defined]

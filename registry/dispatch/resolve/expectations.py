@@ -70,10 +70,13 @@ def expected(
             yield Expectation(candidate, near, standing.over, nearest=False)
 
 
-def expected_elsewhere(situation: Situation) -> Iterator[tuple[Expectation, Mapping[str, Value]]]:
+def expected_elsewhere(
+    situation: Situation, refused: list[Winner] | None = None
+) -> Iterator[tuple[Expectation, Mapping[str, Value]]]:
     """Expectations from winners of similar static dimensions, and these dimensions, the nearest first.
 
-    None in mode "verified", since they were not verified for the problem's static dimensions.
+    None in mode "verified", since they were not verified for the problem's static dimensions. Appends to ``refused``
+    the winners that the tuner found not to transfer to the problem, where one of their expectations was passed over.
     """
     op, problem = situation.op, situation.problem
     waiting: list[tuple[float, int, Expectation, Mapping[str, Value]]] = []
@@ -85,19 +88,27 @@ def expected_elsewhere(situation: Situation) -> Iterator[tuple[Expectation, Mapp
         like = situation.of(
             Problem(problem.op, {**problem.dims, **similar.static}, problem.traits), reads=situation.reads
         )
-        for octaves, one in _of_static(situation, like, spent):
+        for octaves, one in _of_static(situation, like, spent, [] if refused is None else refused):
             heapq.heappush(waiting, (similar.from_all(octaves), next(count), one, similar.static))
     while waiting:
         yield heapq.heappop(waiting)[2:]
 
 
-def _of_static(situation: Situation, like: Situation, spent: set[WinnerSource]) -> list[tuple[float, Expectation]]:
+def _of_static(
+    situation: Situation, like: Situation, spent: set[WinnerSource], refused: list[Winner]
+) -> list[tuple[float, Expectation]]:
     """Expectations at the static dimensions of ``like``, each with the distance of its winner along the others.
 
-    Adds to ``spent`` the sources that hold for no size.
+    Adds to ``spent`` the sources that hold for no size, and to ``refused`` the winners that do not transfer.
     """
-    every = (one for one in expected(like, [], spent, own=True) if not _was_refused(situation, one))
-    found = list(itertools.islice(every, _MOST_ELSEWHERE))
+    found: list[Expectation] = []
+    for one in expected(like, [], spent, own=True):
+        if _was_refused(situation, one):
+            refused.append(one.near.decision)
+        else:
+            found.append(one)
+        if len(found) == _MOST_ELSEWHERE:
+            break
     # candidates by the winners on both sides have the distance of the nearest
     nearest = min((one.near.octaves for one in found), default=0.0)
     return [(nearest if one.nearest or one.other is not None else one.near.octaves, one) for one in found]

@@ -94,10 +94,13 @@ class FirstChoice:
         if usable is not None and usable.default is not None and not usable.has_default(problem):
             usable = self._expected_elsewhere(problem.dims, problem)
         elif usable is None and key not in self._alone:
-            usable = self._expected_elsewhere(problem.dims, problem)
+            refused: list[Winner] = []
+            usable = self._expected_elsewhere(problem.dims, problem, refused)
             if usable is None:
                 similar = self._situation.winners.similar(self._situation.op, problem)
-                if not any(self._any_depends_on_size(problem, {**problem.dims, **one.static}) for one in similar):
+                if not refused and not any(
+                    self._any_depends_on_size(problem, {**problem.dims, **one.static}) for one in similar
+                ):
                     self._alone.add(key)
             elif key in self._seen_similar:
                 self._similar_spans.add_ahead(
@@ -109,14 +112,21 @@ class FirstChoice:
                 self._similar_spans.add(problem.dims, usable)
         return self._default.of(problem) if usable is None else usable.found(problem)
 
-    def _expected_elsewhere(self, dims: Mapping[str, Value], like: Problem) -> _Usable | None:
-        """The candidate that winners of similar static dimensions suggest for other dimensions."""
+    def _expected_elsewhere(
+        self, dims: Mapping[str, Value], like: Problem, refused: list[Winner] | None = None
+    ) -> _Usable | None:
+        """The candidate that winners of similar static dimensions suggest for other dimensions.
+
+        Appends to ``refused`` the winners that do not transfer to these, as ``expected_elsewhere`` does.
+        """
         situation = self._situation.of(Problem(like.op, dims, like.traits))
-        found = next(expected_elsewhere(situation), None)
+        refused = [] if refused is None else refused
+        found = next(expected_elsewhere(situation, refused), None)
         if found is None:
             return None
         one, static = found
-        place = *self._place(situation.problem, one), *static.items()
+        # a refused winner stands before farther winners of its candidate, at these sizes alone
+        place = *self._place(situation.problem, one), *static.items(), frozenset(map(id, refused))
         if place not in self._nearest:
             choice = similar_choice(situation, one, static)
             self._nearest[place] = _Usable(one.near.decision, one.candidate, situation, choice, default=one.default)

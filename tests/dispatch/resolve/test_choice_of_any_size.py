@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from registry import Config, Device, Implementation, Problem, Space, octave
@@ -135,6 +135,23 @@ def _reasons(misses: Iterable[str]) -> set[str]:
     return {miss.partition(": ")[2] for miss in misses}
 
 
+# what the tuner found not to transfer stands before farther winners of its candidate, at some rows and not at others
+@example(
+    winners=[
+        decided(1, 16, "a.three", 2, 2, []),
+        decided(2, 16, "a.three", 2, 0, []),
+        decided(5, 17, "a.three", 2, 0, []),
+    ],
+    rule=None,
+    ways=[32, 0, 0],
+    sizes=[(1, 33), (3, 33), (2, 33)],
+)
+@example(
+    winners=[decided(1, 17, "a.one", 4, 0, []), decided(2, 17, "a.one", 4, 2, [])],
+    rule=None,
+    ways=[0],
+    sizes=[(2, 16), (1, 16)],
+)
 @settings(max_examples=40, deadline=None)
 @given(winners=WINNERS, rule=RULES, ways=WAYS, sizes=SIZES)
 def test_any_size_has_the_choice_that_resolution_finds(
