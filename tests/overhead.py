@@ -65,6 +65,6 @@ def draw_the_same_each_time() -> None:
 
     Then a change fails by what it changed, and not by an example that no run before has drawn.
     """
-    if core := sys.modules.get("hypothesis.core"):
-        if getattr(core, "global_force_seed", None) is None:
-            core.global_force_seed = 0  # type: ignore[attr-defined]
+    core = sys.modules.get("hypothesis.core")
+    if core is not None and getattr(core, "global_force_seed", None) is None:
+        core.global_force_seed = 0  # type: ignore[attr-defined]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from .steps import CheckFinding
@@ -20,18 +22,29 @@ _FOUND = 86
 _TIMEOUT_S = 300
 _MOST_LINES = 6
 _PLACES = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer", "/opt/cuda/bin/compute-sanitizer")
+_IN_WHEELS = ("cu13/bin", "cuda_sanitizer_api/bin")
+"""Where the wheels nvidia-cuda-sanitizer-api and -cu12 have the program, below the package ``nvidia``."""
+
+HOW_TO_INSTALL = "pip install nvidia-cuda-sanitizer-api, or take the CUDA toolkit's"
 
 
 def sanitizer() -> str | None:
-    """The path of compute-sanitizer; None where it is not installed."""
-    return next((found for place in _PLACES if (found := shutil.which(place))), None)
+    """The path of compute-sanitizer, on the search path, of a toolkit or of NVIDIA's wheel; None without any."""
+    return next((found for place in (*_PLACES, *_wheels()) if (found := shutil.which(place))), None)
+
+
+def _wheels() -> Iterator[str]:
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for place in _IN_WHEELS:
+            yield str(Path(folder, place, "compute-sanitizer"))
 
 
 def sanitized(tool: str, arguments: Mapping[str, Any]) -> CheckFinding:
     """Run one call of an implementation under a tool of the sanitizer, see ``sanitized_call``."""
     program = sanitizer()
     if program is None:
-        return CheckFinding("skipped", "compute-sanitizer is not installed; it comes with the CUDA toolkit")
+        return CheckFinding("skipped", f"compute-sanitizer is not installed: {HOW_TO_INSTALL}")
     call = [sys.executable, "-m", "registry.checking.sanitized_call", json.dumps(arguments)]
     command = [program, "--tool", tool, "--error-exitcode", str(_FOUND), "--target-processes", "all", *call]
     # torch's allocator hides where a tensor ends
