@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -69,7 +69,8 @@ class BestDefault:
     def __init__(self, situation: Situation) -> None:
         self._learnt = situation.winners.learnt
         self._situation = situation
-        self._defaults = [_Default(each, situation) for each in situation.implementations]
+        here = situation.device.type
+        self._defaults = [_Default(each, situation) for each in situation.implementations if here in each.device_types]
         self._leaves: dict[int, _BestOfLeaf] = {}
 
     def of(self, problem: Problem) -> Found | None:
@@ -88,38 +89,20 @@ class _BestOfLeaf:
     """The best default of the problems of one leaf of the learnt rule; ``found`` remembers it by problem."""
 
     def __init__(self, defaults: Sequence[_Default], situation: Situation, leaf: Leaf | None) -> None:
-        self._defaults = defaults
         self._situation = situation
-        self._rank = {} if leaf is None else leaf.places
-        self._order = Remembered(self._ordered, situation.op.dynamic)
+        self._ranked = _by_place(defaults, {} if leaf is None else leaf.places, situation.op.dynamic)
         self._firsts: dict[Hashable, _First] = {}
         self.found = Remembered(self._found, situation.op.dynamic)
 
     def _found(self, problem: Problem) -> Found | None:
-        for default, preference in self._order.of(problem):
-            narrow = default.narrow.of(problem)
-            if narrow is not None:
-                if isinstance(preference, Exception):
-                    raise preference
-                return self._first(default, preference, narrow).found(problem)
+        for equals in self._ranked:
+            for default, preference in equals.of(problem):
+                narrow = default.narrow.of(problem)
+                if narrow is not None:
+                    if isinstance(preference, Exception):
+                        raise preference
+                    return self._first(default, preference, narrow).found(problem)
         return None
-
-    def _ordered(self, problem: Problem) -> list[tuple[_Default, float | Exception]]:
-        """The implementations, best first, with their preferences; before them those whose preference is a fault.
-
-        A fault matters only if the implementation can run the problem.
-        """
-        faulty: list[tuple[_Default, float | Exception]] = []
-        ranked: list[tuple[int, float, _Default]] = []
-        for default in self._defaults:
-            try:
-                preference = default.preference.of(problem)
-            except Exception as fault:
-                faulty.append((default, fault.with_traceback(None)))
-            else:
-                place = self._rank.get(default.implementation.name, len(self._rank))
-                ranked.append((place, -preference, default))
-        return [*faulty, *((default, -less) for _, less, default in sorted(ranked, key=lambda one: one[:2]))]
 
     def _first(self, default: _Default, preference: float, narrow: bool) -> _First:
         key = id(default), preference, narrow
@@ -129,6 +112,39 @@ class _BestOfLeaf:
                 self._firsts.clear()
             first = self._firsts[key] = _First(_Offer(default, preference, narrow), self._situation)
         return first
+
+
+class _Equals:
+    """Implementations at one place of the learnt rule's ranking, all that it does not rank among them."""
+
+    def __init__(self, defaults: Sequence[_Default], dynamic: frozenset[str]) -> None:
+        self._defaults = defaults
+        self._order = Remembered(self._ordered, dynamic)
+
+    def of(self, problem: Problem) -> Sequence[tuple[_Default, float | Exception]]:
+        """The implementations by preference, best first; before them those whose preference is a fault.
+
+        A fault matters only if the implementation can run the problem.
+        """
+        return self._ordered(problem) if len(self._defaults) == 1 else self._order.of(problem)
+
+    def _ordered(self, problem: Problem) -> Sequence[tuple[_Default, float | Exception]]:
+        faulty: list[tuple[_Default, float | Exception]] = []
+        known: list[tuple[_Default, float]] = []
+        for default in self._defaults:
+            try:
+                known.append((default, default.preference.of(problem)))
+            except Exception as fault:
+                faulty.append((default, fault.with_traceback(None)))
+        return [*faulty, *sorted(known, key=lambda one: -one[1])]
+
+
+def _by_place(defaults: Sequence[_Default], places: Mapping[str, int], dynamic: frozenset[str]) -> list[_Equals]:
+    """The implementations by their place in a ranking, the best first; those without a place come last."""
+    found: dict[int, list[_Default]] = {}
+    for default in defaults:
+        found.setdefault(places.get(default.implementation.name, len(places)), []).append(default)
+    return [_Equals(found[place], dynamic) for place in sorted(found)]
 
 
 class _Offer(NamedTuple):

@@ -106,3 +106,25 @@ def test_every_size_has_the_default_that_resolution_finds(
         if found is not None and found.choice.candidate is not None:
             runs = found.choice.candidate.implementation
             assert found.narrow is bool([*runs.unsupported(problem.misaligned(), situation.device)])
+
+
+def test_only_whoever_the_rule_ranks_first_is_asked_at_each_size() -> None:
+    asked: list[str] = []
+
+    class Counting(Answering):
+        def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+            asked.append(self.name)
+            return super().unsupported(problem, device)
+
+        def preference(self, problem: Problem, device: Device) -> float:
+            asked.append(self.name)
+            return super().preference(problem, device)
+
+    implementations = tuple(Counting(name, 17) for name in NAMES)
+    rule = LearntDefault(1, 9, Leaf((("a.two", 1.0),), 9))
+    situation = Situation(SOFTMAX, posed(1, 16), Device.of("cpu"), implementations, OpWinners(learnt=rule))
+    best = BestDefault(situation)
+    found = [best.of(posed(rows, 16)) for rows in range(1, 6)]
+    assert {one.candidate.implementation.name for one in found if one is not None} == set(asked) == {"a.two"}
+    assert best.of(posed(7, 16)) is None  # nobody runs it, and all were asked
+    assert set(asked) == set(NAMES)
