@@ -312,19 +312,13 @@ class Op:
         self._check_choices(dims)
         return Problem(self.name, dims, self._traits(arguments, self.told(arguments)))
 
-    def pose_in_family(
-        self, arguments: Arguments, traits: type[FamilyTraits], told: Mapping[str, Value] | None
-    ) -> Problem:
-        """``pose`` for a call that differs from a checked one in its numbers alone.
-
-        ``told`` is the result of ``Op.told`` for any call of the family.
-        """
-        return self.posing_in_family(traits, told)(arguments)
-
     def posing_in_family(
         self, traits: type[FamilyTraits], told: Mapping[str, Value] | None
     ) -> Callable[[Arguments], Problem]:
-        """``pose_in_family`` as a function of the arguments, without look-ups that are the same for each call."""
+        """``pose`` for calls that differ from a checked one in their numbers alone, with look-ups done beforehand.
+
+        ``told`` is the result of ``Op.told`` for any call of the family.
+        """
         op, problem, view, distributions = self.name, self.problem, self.view, self.distributions
         usual = {name: texts[0] for name, texts in distributions.items()}
         check_choices = self._check_choices if self.choices else None

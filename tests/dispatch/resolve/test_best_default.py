@@ -80,7 +80,7 @@ RULES = st.one_of(
 
 
 def posed(rows: int, cols: int) -> Problem:
-    found = SOFTMAX.pose_in_family(SOFTMAX.specs((torch.empty(rows, cols), -1)), OrdinaryTraits, None)
+    found = SOFTMAX.posing_in_family(OrdinaryTraits, None)(SOFTMAX.specs((torch.empty(rows, cols), -1)))
     assert type(found.traits) is OrdinaryTraits
     return found
 

@@ -101,7 +101,7 @@ WAYS = st.lists(st.integers(0, 127), min_size=1, max_size=3)
 
 
 def posed(rows: int, cols: int) -> Problem:
-    return SOFTMAX.pose_in_family(SOFTMAX.specs((torch.empty(rows, cols, device="meta"), -1)), OrdinaryTraits, None)
+    return SOFTMAX.posing_in_family(OrdinaryTraits, None)(SOFTMAX.specs((torch.empty(rows, cols, device="meta"), -1)))
 
 
 def agrees(winners: list[Decision], rule: LearntDefault | None, ways: list[int], sizes: list[tuple[int, int]]) -> None:

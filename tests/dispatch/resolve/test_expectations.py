@@ -201,7 +201,7 @@ def test_the_short_way_finds_what_the_long_way_finds(
     op = plans.op
 
     def posed(rows: int) -> Any:
-        return op.pose_in_family(op.specs((torch.empty(rows, 16), -1)), OrdinaryTraits, None)
+        return op.posing_in_family(OrdinaryTraits, None)(op.specs((torch.empty(rows, 16), -1)))
 
     first_choice = FirstChoice(plans.situation(posed(1), device))
     steps = set()

@@ -20,7 +20,7 @@ from ...tiers import one_of_each
 
 def posed(dispatcher: Dispatcher, rows: int) -> Problem:
     op = dispatcher.bound("softmax").op
-    found = op.pose_in_family(op.specs((torch.empty(rows, 16), -1)), OrdinaryTraits, None)
+    found = op.posing_in_family(OrdinaryTraits, None)(op.specs((torch.empty(rows, 16), -1)))
     assert type(found.traits) is OrdinaryTraits
     return found
 

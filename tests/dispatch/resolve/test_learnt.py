@@ -92,7 +92,7 @@ def test_the_short_way_follows_the_rule(three: Dispatcher, store: Store) -> None
     plans, device = three.bound("softmax").plans, Device.of("cpu")
     op = plans.op
     posed = [
-        op.pose_in_family(op.specs((torch.empty(rows, 48), -1)), OrdinaryTraits, None)
+        op.posing_in_family(OrdinaryTraits, None)(op.specs((torch.empty(rows, 48), -1)))
         for rows in (1, 3, 64, 65, 66, 200, 64, 2)
     ]
     first_choice = FirstChoice(plans.situation(posed[0], device))

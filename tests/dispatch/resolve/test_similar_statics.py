@@ -118,7 +118,7 @@ def test_the_short_way_finds_what_the_long_way_finds(
     plans, op = dispatcher.bound("softmax").plans, dispatcher.bound("softmax").op
 
     def posed(rows: int) -> Any:
-        return op.pose_in_family(op.specs((torch.empty(rows, 16), -1)), OrdinaryTraits, None)
+        return op.posing_in_family(OrdinaryTraits, None)(op.specs((torch.empty(rows, 16), -1)))
 
     first_choice = FirstChoice(plans.situation(posed(1), Device.of("cpu")))
     for rows in draw.sample(range(1, 300), 200):
@@ -143,7 +143,7 @@ def test_sizes_that_grow_one_by_one_look_for_similar_winners_a_few_times(
 
     monkeypatch.setattr(OpWinners, "similar", counted)
     problems = [
-        op.pose_in_family(op.specs((torch.empty(rows, 16), -1)), OrdinaryTraits, None) for rows in range(100, 400)
+        op.posing_in_family(OrdinaryTraits, None)(op.specs((torch.empty(rows, 16), -1))) for rows in range(100, 400)
     ]
     first_choice = FirstChoice(plans.situation(problems[0], Device.of("cpu")))
     found = [first_choice.choice(problem) for problem in problems]
@@ -166,7 +166,9 @@ def test_static_dimensions_of_one_size_look_for_similar_winners_once(
         return similar(self, op, problem)
 
     monkeypatch.setattr(OpWinners, "similar", counted)
-    problems = [op.pose_in_family(op.specs((torch.empty(8, cols), -1)), OrdinaryTraits, None) for cols in range(25, 40)]
+    problems = [
+        op.posing_in_family(OrdinaryTraits, None)(op.specs((torch.empty(8, cols), -1))) for cols in range(25, 40)
+    ]
     first_choice = FirstChoice(plans.situation(problems[0], Device.of("cpu")))
     found = [first_choice.choice(problem) for problem in problems]
     assert all(one is not None and dict(one.choice.candidate.config) == {"block": 1} for one in found)
@@ -180,7 +182,7 @@ def test_nearer_static_dimensions_answer_without_a_look_at_those_beyond(
     for cols, block in ((24, 1), (48, 2), (96, 1)):
         publish({"rows": 8, "cols": cols, "dtype": "float32"}, "a.tuned", {"block": block})
     bound = dispatcher.bound("softmax")
-    posed = bound.op.pose_in_family(bound.op.specs((torch.empty(8, 25), -1)), OrdinaryTraits, None)
+    posed = bound.op.posing_in_family(OrdinaryTraits, None)(bound.op.specs((torch.empty(8, 25), -1)))
     situation = bound.plans.situation(posed, Device.of("cpu"))
     asked: list[int] = []
     nearest = OpWinners.nearest
@@ -203,7 +205,7 @@ def test_a_source_that_holds_nowhere_is_looked_at_once(
     for cols in (24, 48, 96, 192):
         publish({"rows": 8, "cols": cols, "dtype": "float32"}, "a.tuned", {"block": 1}, fingerprint="of another text")
     bound = dispatcher.bound("softmax")
-    posed = bound.op.pose_in_family(bound.op.specs((torch.empty(8, 40), -1)), OrdinaryTraits, None)
+    posed = bound.op.posing_in_family(OrdinaryTraits, None)(bound.op.specs((torch.empty(8, 40), -1)))
     measured: list[tuple[float, ...]] = []
     octaves = Neighbours.octaves
 
