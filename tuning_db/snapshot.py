@@ -14,6 +14,7 @@ from typing import Any
 
 from .database.answering import AnsweredRow, Ask, answered
 from .database.location import locate
+from .database.packed_rows import ColumnKind, at, places_of_each, read_columns, unlike
 from .errors import InvalidRecordError
 from .identities import CandidateKey, Environment, ProblemKey
 from .keys import canonical_json, digest, plain_mapping
@@ -23,12 +24,17 @@ from .schema import STAMPS
 LEARNT = "learnt_defaults"
 """The name in a run's summary under which the rules stand that the run has learnt, by op."""
 
-UID, CANDIDATE, SOFTWARE, VERSION, DIMS, CREATED, BASELINES, TRANSFERS = range(8)
-"""Columns of a winner's row: uid of the decision, number of candidate and of software, version of the op, and so on."""
+UID, CANDIDATE, SOFTWARE, VERSION, STATIC, DIMS, CREATED, BASELINES, TRANSFERS = range(9)
+"""Columns of winners: uid of the decision, number of candidate and of software, version of the op, and so on."""
+
+_COLUMNS: dict[str, ColumnKind] = {
+    "decision.uid": "text", "decision.candidate_id": "number", "winner.software_id": "number",
+    "problem.op_version": "number", "problem.static_key": "text", "problem.dims": "text", "decision.created": "text",
+    "decision.baselines": "text", "decision.transfers": "text",
+}  # fmt: skip
+"""Expressions of the columns above, in their order."""
 
 _WINNERS = """
-    SELECT decision.uid, decision.candidate_id, winner.software_id, problem.op_version, CAST(problem.dims AS TEXT),
-        CAST(decision.created AS TEXT), CAST(decision.baselines AS TEXT), {transfers}
     FROM problem
     JOIN winner ON winner.problem_id = problem.id
     JOIN hardware ON hardware.id = winner.hardware_id
@@ -38,7 +44,6 @@ _WINNERS = """
 
 _WINNING = "SELECT decision.uid, winner.regime FROM winner JOIN decision ON decision.id = winner.decision_id"
 
-_TRANSFERS = "CAST(decision.transfers AS TEXT)"
 _WITHOUT_TRANSFERS = 2
 """The last schema version without the column ``transfers``."""
 
@@ -88,7 +93,7 @@ _MOST_NUMBERS = 500
 """Row numbers in one IN list."""
 
 
-_Found = tuple[list[AnsweredRow], dict[int, AnsweredRow], dict[int, AnsweredRow], Any]
+_Found = tuple[list[Sequence[Any]], dict[int, AnsweredRow], dict[int, AnsweredRow], Any]
 
 
 @dataclass(frozen=True)
@@ -108,21 +113,26 @@ class StoredWinner:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The winners of ``op`` on ``hardware`` in the database at ``url``, as the rows that hold them."""
+    """The winners of ``op`` on ``hardware`` in the database at ``url``, as the columns of the rows that hold them."""
 
     url: str = ""
     op: str = ""
     hardware: Mapping[str, Any] = field(default_factory=dict)
-    rows: Sequence[AnsweredRow] = ()
+    columns: Sequence[Sequence[Any]] = ((),) * len(_COLUMNS)
     candidates: Mapping[int, AnsweredRow] = field(default_factory=dict)
     software: Mapping[int, AnsweredRow] = field(default_factory=dict)
     learnt: Any = None
     """The rule for the op from the latest run that knows the op, as stored in its summary under ``LEARNT``."""
     _decoded: dict[tuple[str, int], Any] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def count(self) -> int:
+        """The number of winners."""
+        return len(self.columns[UID])
+
     def winner(self, place: int) -> StoredWinner:
         """The winner in the row at ``place``. Raises InvalidRecordError for a row that cannot be decoded."""
-        uid, candidate, software, version, dims, _, baselines, transfers = self.rows[place]
+        uid, candidate, software, version, _, dims, _, baselines, transfers = [column[place] for column in self.columns]
         try:
             return StoredWinner(
                 uid,
@@ -135,30 +145,34 @@ class Snapshot:
         except Exception as fault:  # whatever a row may hold
             raise InvalidRecordError(f"{self.url}: the winner {uid!s:.64}: {_shown(fault)}") from fault
 
-    def dims(self) -> list[Any]:
-        """The dimensions of every row; None for those that are no JSON."""
-        texts = [row[DIMS] for row in self.rows]
+    def dims(self, places: Sequence[int]) -> list[Any]:
+        """The dimensions of the rows at ascending ``places``; None for those that are no JSON."""
+        texts = at(self.columns[DIMS], places)
         try:  # all at once: a third of the time
             found = json.loads(f"[{','.join(texts)}]")
         except (ValueError, TypeError, RecursionError):
             found = []
         return found if len(found) == len(texts) else [_parsed(text) for text in texts]
 
+    def alike(self) -> Iterator[tuple[Any, list[int]]]:
+        """Static dimensions as they were stored, and the places of all rows with these; None for no JSON."""
+        return ((_parsed(text), places) for text, places in places_of_each(self.columns[STATIC]).items())
+
     def transferring(self) -> list[int]:
         """The rows whose winners may run at other sizes, too, unless that cannot be decoded."""
-        return [place for place, row in enumerate(self.rows) if row[TRANSFERS] != "{}"]
+        return unlike(self.columns[TRANSFERS], "{}")
 
     def transfers(self, place: int) -> Mapping[str, Transfer]:
         """The other sizes at which the winner in the row at ``place`` may run; empty where that cannot be decoded."""
         try:
-            return transfers_of(json.loads(self.rows[place][TRANSFERS]))
+            return transfers_of(json.loads(self.columns[TRANSFERS][place]))
         except Exception:
             return {}
 
     def software_of(self, place: int) -> Mapping[str, Any] | None:
         """The software under which the row at ``place`` was measured; None where it cannot be decoded."""
         try:
-            environment: Environment = self._once("environment", self.rows[place][SOFTWARE], self._environment)
+            environment: Environment = self._once("environment", self.columns[SOFTWARE][place], self._environment)
         except Exception:
             return None
         return environment.software
@@ -186,8 +200,8 @@ def read_winners(
     """
     key = digest(plain_mapping(hardware, "hardware"))
     wanted = {"op": op, "regime": regime, "hardware": key}
-    rows, candidates, software, learnt = answered(database, seconds, lambda ask: _asked(ask, wanted))
-    return Snapshot(locate(database).shown, op, hardware, rows, candidates, software, learnt)
+    columns, candidates, software, learnt = answered(database, seconds, lambda ask: _asked(ask, wanted))
+    return Snapshot(locate(database).shown, op, hardware, columns, candidates, software, learnt)
 
 
 def read_identity(database: str | Path | None, seconds: float) -> str:
@@ -222,10 +236,14 @@ def best_of_each(rows: Iterable[AnsweredRow]) -> dict[str, CandidateKey]:
 
 def _asked(ask: Ask, wanted: Mapping[str, Any]) -> _Found:
     version = int(ask(STAMPS, {})[0][0])
-    rows = ask(_WINNERS.format(transfers=_TRANSFERS if version > _WITHOUT_TRANSFERS else "'{}'"), wanted)
-    candidates = {row[0]: row for row in _numbered(ask, _CANDIDATES, (row[CANDIDATE] for row in rows))}
-    software = {row[0]: row for row in _numbered(ask, _SOFTWARE, (row[SOFTWARE] for row in rows))}
-    return rows, candidates, software, _learnt(ask, wanted)
+    wanted_columns = dict(_COLUMNS)
+    if version <= _WITHOUT_TRANSFERS:
+        del wanted_columns["decision.transfers"]
+        wanted_columns["'{}'"] = "text"
+    columns = read_columns(ask, wanted_columns, _WINNERS, wanted)
+    candidates = {row[0]: row for row in _numbered(ask, _CANDIDATES, columns[CANDIDATE])}
+    software = {row[0]: row for row in _numbered(ask, _SOFTWARE, columns[SOFTWARE])}
+    return columns, candidates, software, _learnt(ask, wanted)
 
 
 def _learnt(ask: Ask, wanted: Mapping[str, Any]) -> Any:

@@ -29,7 +29,7 @@ from tuning_db import (
     UnreachableDatabaseError,
 )
 from tuning_db.database.answering import within
-from tuning_db.snapshot import Snapshot, StoredWinner, best_of_each, read_winners
+from tuning_db.snapshot import UID, Snapshot, StoredWinner, best_of_each, read_winners
 
 SECONDS = 1.0
 """Long enough for a healthy database; each of the others takes all of it."""
@@ -40,7 +40,7 @@ def read(url: str | Path, make: Any, seconds: float = 60.0) -> Snapshot:
 
 
 def winners_of(snapshot: Snapshot) -> list[StoredWinner]:
-    return [snapshot.winner(place) for place in range(len(snapshot.rows))]
+    return [snapshot.winner(place) for place in range(snapshot.count)]
 
 
 def test_the_winners_are_those_of_the_store(url: str, store: Store, make: Any) -> None:
@@ -54,8 +54,8 @@ def test_the_winners_are_those_of_the_store(url: str, store: Store, make: Any) -
     for one in expected:
         winner = found[one.uid]
         assert (winner.problem, winner.candidate, winner.environment) == (one.problem, one.candidate, one.environment)
-    assert read_winners(url, "softmax", {"gpu": "another"}, "cold", 60).rows == []
-    assert read_winners(url, "softmax", make.environment.hardware, "hot", 60).rows == []
+    assert read_winners(url, "softmax", {"gpu": "another"}, "cold", 60).count == 0
+    assert read_winners(url, "softmax", make.environment.hardware, "hot", 60).count == 0
     assert read(url, make).url == store.url
 
 
@@ -75,7 +75,7 @@ def test_a_file_is_read_without_sqlalchemy(file: Path, environment_variables: di
     code = (
         "import sys; from tuning_db.snapshot import read_winners\n"
         "hardware = {'gpu': 'H200', 'sms': 132, 'mig': False}\n"
-        f"print(len(read_winners({str(file)!r}, 'softmax', hardware, 'cold', 60).rows), 'sqlalchemy' in sys.modules)"
+        f"print(read_winners({str(file)!r}, 'softmax', hardware, 'cold', 60).count, 'sqlalchemy' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment_variables, capture_output=True, text=True, check=True
@@ -97,7 +97,7 @@ def locked(path: Path) -> Iterator[None]:
 def test_a_locked_file_is_not_waited_for(file: Path, make: Any) -> None:
     with locked(file), pytest.raises((BusyDatabaseError, UnreachableDatabaseError), match=r"held|did not answer"):
         read(file, make, SECONDS)
-    assert len(read(file, make).rows) == 1
+    assert read(file, make).count == 1
 
 
 def make_view_endless(file: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_files_own_views_may_call_nothing_unsafe(file: Path) -> None:
 
 def test_a_query_ends_at_the_deadline(file: Path, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     endless = "WITH RECURSIVE many(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM many) SELECT count(*) FROM many"
-    monkeypatch.setattr("tuning_db.snapshot._WINNERS", endless)
+    monkeypatch.setattr("tuning_db.snapshot._WINNERS", f"FROM problem, winner, decision, ({endless})")
     with pytest.raises((BusyDatabaseError, UnreachableDatabaseError), match="did not answer"):
         read(file, make, SECONDS)
     left = [thread for thread in threading.enumerate() if "reads winners" in thread.name]
@@ -205,7 +205,7 @@ def test_a_table_that_a_server_has_locked_is_not_waited_for(postgresql_url: str,
         holding.execute("LOCK TABLE winner IN ACCESS EXCLUSIVE MODE")
         with pytest.raises(Exception, match=r"did not answer within|statement timeout"):
             read(postgresql_url, make, SECONDS)
-    assert len(read(postgresql_url, make).rows) == 1
+    assert read(postgresql_url, make).count == 1
 
 
 def test_a_server_that_is_stopped_is_not_waited_for(postgresql_server: str, postgresql_url: str, make: Any) -> None:
@@ -217,7 +217,7 @@ def test_a_server_that_is_stopped_is_not_waited_for(postgresql_server: str, post
             read(postgresql_url, make, SECONDS)
     finally:
         os.kill(postmaster, signal.SIGCONT)
-    assert read(postgresql_url, make).rows == []
+    assert read(postgresql_url, make).count == 0
 
 
 # --- rows
@@ -230,8 +230,8 @@ def test_a_row_is_decoded_when_it_is_asked_for(file: Path, make: Any) -> None:
         raw.execute("UPDATE problem SET dims = CAST(x'ff' AS TEXT) WHERE id = 1")
         raw.commit()
     snapshot = read(file, make)
-    assert sorted(str(dims) for dims in snapshot.dims())[0] == "None"
-    found = [place for place in range(2) if snapshot.rows[place][0] == "sound"]
+    assert sorted(str(dims) for dims in snapshot.dims(range(2)))[0] == "None"
+    found = [place for place in range(2) if snapshot.columns[UID][place] == "sound"]
     assert snapshot.winner(found[0]).problem == make.problem(rows=7)
     with pytest.raises(InvalidRecordError, match=r"tuning\.db: the winner [0-9a-f]{32}: TypeError"):
         snapshot.winner(1 - found[0])

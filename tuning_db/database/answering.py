@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,8 +25,17 @@ _Result = TypeVar("_Result")
 
 AnsweredRow = tuple[Any, ...]
 
-Ask = Callable[[str, Mapping[str, Any]], list[AnsweredRow]]
-"""``ask(query, values)``: the rows of a query with named values."""
+
+@dataclass(frozen=True)
+class Ask:
+    """``ask(query, values)`` returns the rows of a query with named values; ``is_file``: SQLite answers, no server."""
+
+    _answer: Callable[[str, Mapping[str, Any]], list[AnsweredRow]]
+    is_file: bool
+
+    def __call__(self, query: str, values: Mapping[str, Any]) -> list[AnsweredRow]:
+        return self._answer(query, values)
+
 
 _TABLES = frozenset({"candidate", "decision", "hardware", "implementation", "problem", "run", "software", "winner"})
 
@@ -94,9 +104,7 @@ def _of_access(access: Access, shown: str, question: Callable[[Ask], _Result], d
         connection.execute("BEGIN")
         _check_tables(connection, shown)
 
-        def ask(query: str, values: Mapping[str, Any]) -> list[AnsweredRow]:
-            return connection.execute(query, values).fetchall()
-
+        ask = Ask(lambda query, values: connection.execute(query, values).fetchall(), is_file=True)
         try:
             return question(ask)
         except sqlite3.OperationalError as fault:
@@ -132,7 +140,11 @@ def _of_server(place: Location, question: Callable[[Ask], _Result], deadline: fl
         connection.execute(text(f"SET statement_timeout = {int(seconds * 1000) + 1}"))
         connection.execute(text("SET TIME ZONE 'UTC'"))
         check_readable(read_version(connection, place.shown), place.shown)
-        return question(lambda query, values: [tuple(row) for row in connection.execute(text(query), dict(values))])
+
+        def answer(query: str, values: Mapping[str, Any]) -> list[AnsweredRow]:
+            return [tuple(row) for row in connection.execute(text(query), dict(values))]
+
+        return question(Ask(answer, is_file=False))
 
 
 def _text(raw: bytes) -> str | None:

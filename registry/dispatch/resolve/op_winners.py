@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+import bisect
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -19,8 +19,9 @@ from ... import shipped
 from ...contract import Op
 from ...problem import Problem
 from .learnt import LearntDefault
-from .neighbours import Neighbours, grouped, key_of, may_differ, sizes_of, unlike, values_of
+from .neighbours import Neighbours, key_of, may_differ, sizes_of, unlike
 from .similar_statics import Similar, SimilarStatics
+from .static_groups import StaticGroups
 
 Winner = Decision | StoredWinner
 """A shipped decision, or a winner of the user's database without its figures."""
@@ -65,16 +66,14 @@ class OpWinners:
     learnt: LearntDefault | None = field(default=None, repr=False, compare=False)
     shipped_runners: Mapping[str, Mapping[str, CandidateKey]] = field(default_factory=dict, repr=False, compare=False)
     tell: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
-    _groups: dict[tuple[str, ...], dict[Hashable, Neighbours | list[int]]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _groups: dict[tuple[str, ...], StaticGroups] = field(default_factory=dict, init=False, repr=False, compare=False)
     _similar: dict[tuple[str, ...], SimilarStatics] = field(default_factory=dict, init=False, repr=False, compare=False)
     _runners: dict[str, Mapping[str, CandidateKey]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _known: dict[int, _Known | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def is_empty(self) -> bool:
-        return not (self.stored.rows or self.shipped)
+        return not (self.stored.count or self.shipped)
 
     def exact(self, op: Op, problem: Problem) -> tuple[Winner, ...]:
         """The winners of exactly these dimensions, one for each software, the user's first."""
@@ -98,7 +97,7 @@ class OpWinners:
         may add to it between two items.
         """
         group = self._group(op, problem.dims)
-        if group is None or (spent and self._sources(group).issubset(spent)):
+        if group is None or (spent and self._all_spent(group, spent)):
             return
         here = sizes_of(op, problem.dims)
         far = group.octaves(here)
@@ -133,10 +132,10 @@ class OpWinners:
 
     def similar(self, op: Op, problem: Problem) -> list[Similar]:
         """Static dimensions near the problem's that have winners, the nearest first."""
-        static, groups = self._groups_by(problem.dims, may_differ(op) - op.transfers.keys())
+        static, groups = self._groups_by(op, problem.dims)
         known = self._similar.get(static)
         if known is None:
-            known = self._similar[static] = SimilarStatics(static, groups)
+            known = self._similar[static] = SimilarStatics(static, groups.places)
         near = known.near(problem.dims)
         return [similar for similar in near if self._group(op, {**problem.dims, **similar.static}) is not None]
 
@@ -145,15 +144,13 @@ class OpWinners:
         group = self._group(op, dims)
         if group is None:
             return []
-        reached = np.flatnonzero(group.reached(sizes_of(op, dims)))
-        _, firsts = np.unique(self._numbers(group)[reached, 1], return_index=True)
-        places = [group.places[index] for index in reached[firsts].tolist()]
+        _, firsts = np.unique(self._source_numbers[group.at], return_index=True)
+        places = [group.places[index] for index in firsts.tolist()]
         return [one.winner for one in map(self._at, places) if one is not None]
 
     def stretch(self, op: Op, dims: Mapping[str, Any], name: str) -> float:
         """The greatest size of static dimension ``name`` to which exactly the winners transfer that do to ``dims``."""
-        group = self._group(op, dims)
-        return math.inf if group is None else group.stretch(op.near_along.index(name), float(dims[name]))
+        return self._groups_by(op, dims)[1].stretch(dims, name)
 
     def runners(self, winner: Winner, *, read: bool = True) -> Mapping[str, CandidateKey]:
         """The best candidate of each implementation in the finals and trials that a winner came from.
@@ -192,7 +189,7 @@ class OpWinners:
     def ranking(self, op: Op) -> dict[Hashable, tuple[Hashable, ...]]:
         """The candidates in order of precedence, by version of the op and dimensions."""
         found: dict[Hashable, tuple[Hashable, ...]] = {}
-        for place in self._in_rank(op, range(self._count)):
+        for place in self._in_rank(op, range(self.count)):
             if (one := self._at(place)) is not None:
                 problem = one.winner.problem.op_version, one.key
                 found[problem] = (*found.get(problem, ()), one.winner.candidate.key)
@@ -205,24 +202,49 @@ class OpWinners:
         return tuple(one for one in self.shipped if self.is_shipped(one))
 
     @cached_property
-    def _dims(self) -> list[Any]:
-        """The dimensions of the winner at each place."""
-        return [*self.stored.dims(), *(one.problem.dims for one in self._behind)]
-
-    @property
-    def _count(self) -> int:
-        return len(self.stored.rows) + len(self._behind)
-
-    @cached_property
     def _shipped_uids(self) -> frozenset[str]:
         # without those that the user has imported
-        return frozenset(one.uid for one in self.shipped).difference(row[UID] for row in self.stored.rows)
+        uids = frozenset(one.uid for one in self.shipped)
+        return uids.difference(self.stored.columns[UID]) if uids else uids
+
+    @property
+    def count(self) -> int:
+        """The number of winners, each of which has a place."""
+        return self.stored.count + len(self._behind)
+
+    def alike(self) -> Iterator[tuple[Any, Sequence[int]]]:
+        """Dimensions with all static ones, and the places of winners that have these; other values if unknown."""
+        yield from self.stored.alike()
+        for place, decision in enumerate(self._behind, self.stored.count):
+            yield decision.problem.dims, (place,)
+
+    def dims(self, places: Sequence[int]) -> list[Any]:
+        """The dimensions of the winners at ascending ``places``; None for those that cannot be decoded."""
+        own = bisect.bisect_left(places, self.stored.count)
+        return [*self.stored.dims(places[:own]), *(self._shipped(place).problem.dims for place in places[own:])]
+
+    def transferring(self) -> Collection[int]:
+        """The places of winners that were verified at other sizes, too."""
+        count = self.stored.count
+        return [*self.stored.transferring(), *(count + each for each, one in enumerate(self._behind) if one.transfers)]
+
+    def transfers(self, place: int) -> Mapping[str, Transfer]:
+        """The other sizes at which the winner at ``place`` was verified."""
+        return self.stored.transfers(place) if place < self.stored.count else self._shipped(place).transfers
+
+    def bad(self, place: int, why: str) -> None:
+        """Skips the winner at ``place``; it is valid JSON, or its own fault is told."""
+        if (found := self._at(place)) is not None:
+            self._known[place] = None
+            self.tell(f"{self.source(found.winner)}: the winner {found.winner.uid}: {why}")
+
+    def _shipped(self, place: int) -> Decision:
+        return self._behind[place - self.stored.count]
 
     def _at(self, place: int) -> _Known | None:
         if place not in self._known:
             try:
-                own = place < len(self.stored.rows)
-                winner = self.stored.winner(place) if own else self._behind[place - len(self.stored.rows)]
+                winner = self.stored.winner(place) if place < self.stored.count else self._shipped(place)
                 self._known[place] = _Known(winner, key_of(winner.problem.dims))
             except InvalidRecordError as fault:
                 self._known[place] = None
@@ -230,58 +252,33 @@ class OpWinners:
         return self._known[place]
 
     def _in_rank(self, op: Op, places: Iterable[int]) -> list[int]:
-        rows, found = self.stored.rows, list(places)
+        count, columns, found = self.stored.count, self.stored.columns, list(places)
         if len(found) < 2:
             return found
-        own = [place for place in found if place < len(rows)]
-        own.sort(key=lambda place: (str(rows[place][CREATED]), str(rows[place][UID])), reverse=True)
+        own = [place for place in found if place < count]
+        own.sort(key=lambda place: (str(columns[CREATED][place]), str(columns[UID][place])), reverse=True)
         own.sort(
-            key=lambda place: (rows[place][VERSION] != op.version, self.stored.software_of(place) != self.software)
+            key=lambda place: (columns[VERSION][place] != op.version, self.stored.software_of(place) != self.software)
         )
 
         def shipped_rank(place: int) -> tuple[bool, bool]:
-            decision = self._behind[place - len(rows)]
+            decision = self._shipped(place)
             return decision.problem.op_version != op.version, decision.environment.software != self.software
 
-        return [*own, *sorted((place for place in found if place >= len(rows)), key=shipped_rank)]
+        return [*own, *sorted((place for place in found if place >= count), key=shipped_rank)]
 
     # --- neighbours
 
     def _group(self, op: Op, dims: Mapping[str, Any]) -> Neighbours | None:
-        loose = may_differ(op)
-        static, groups = self._groups_by(dims, loose)
-        key = values_of(static, dims)
-        group = groups.get(key)
-        if isinstance(group, list):
-            transfers = {place: self._transfers(place) for place in self._transferring.intersection(group)}
-            group = groups[key] = Neighbours(op, group, self._dims, self._bad, transfers)
-        return group if group is not None and group.places and loose <= dims.keys() else None
+        return self._groups_by(op, dims)[1].group(dims) if may_differ(op) <= dims.keys() else None
 
-    def _groups_by(
-        self, dims: Mapping[str, Any], loose: Collection[str]
-    ) -> tuple[tuple[str, ...], dict[Hashable, Neighbours | list[int]]]:
-        """The dimensions that are not ``loose``, and all winners grouped by the values of these dimensions."""
-        static = tuple(sorted(dims.keys() - loose))
+    def _groups_by(self, op: Op, dims: Mapping[str, Any]) -> tuple[tuple[str, ...], StaticGroups]:
+        """The static dimensions among ``dims``, and all winners grouped by their values."""
+        static = tuple(sorted(dims.keys() - op.dynamic - op.distributions.keys()))
         groups = self._groups.get(static)
         if groups is None:
-            groups = self._groups[static] = dict(grouped(static, self._dims, self._bad))
+            groups = self._groups[static] = StaticGroups(op, static, self)
         return static, groups
-
-    @cached_property
-    def _transferring(self) -> frozenset[int]:
-        """The places of winners that were verified at other sizes, too."""
-        count = len(self.stored.rows)
-        shipped = [count + number for number, one in enumerate(self._behind) if one.transfers]
-        return frozenset([*self.stored.transferring(), *shipped])
-
-    def _transfers(self, place: int) -> Mapping[str, Transfer]:
-        own = place < len(self.stored.rows)
-        return self.stored.transfers(place) if own else self._behind[place - len(self.stored.rows)].transfers
-
-    def _bad(self, place: int) -> None:
-        if self._at(place) is not None:  # the winner is valid JSON, but a size is no number
-            self._known[place] = None
-            self.tell(f"{self.stored.url}: the winner {self.stored.rows[place][UID]}: a size is no number")
 
     def _ranked(
         self, op: Op, problem: Problem, group: Neighbours, close: list[int], here: tuple[float, ...]
@@ -297,40 +294,46 @@ class OpWinners:
                 continue
             dims = one.winner.problem.dims
             larger = [-float(dims[name]) for name in names]
-            tie = unlike(op, problem.dims, dims), place >= len(self.stored.rows), larger, order[place]
+            tie = unlike(op, problem.dims, dims), place >= self.stored.count, larger, order[place]
             ranked.append((group.octaves_of(here, index), *tie, index, one))
         ranked.sort(key=lambda each: each[:-2])
         return [(each[0], *each[-2:]) for each in ranked]
 
     def _strike(self, far: NDArray[np.float64], group: Neighbours, index: int, whole: bool) -> None:
         """Leave out the other winners of the candidate at ``index``; ``whole``: all winners of its source."""
-        column = self._numbers(group)[:, 1 if whole else 0]
-        far[column == column[index]] = np.inf
+        numbers = (self._source_numbers if whole else self._candidates[0])[group.at]
+        far[numbers == numbers[index]] = np.inf
 
-    def _numbers(self, group: Neighbours) -> NDArray[np.int64]:
-        """For each winner of a group a number for its candidate, and one for its source."""
-        if group.candidates is None:
-            numbers: dict[Hashable, int] = {}
-            labels = [self._labels(place) for place in group.places]
-            group.candidates = np.array(
-                [[numbers.setdefault(label, len(numbers)) for label in pair] for pair in labels]
-            )
-        return group.candidates
-
-    def _sources(self, group: Neighbours) -> frozenset[Hashable]:
-        """The sources of all winners of a group."""
+    def _all_spent(self, group: Neighbours, spent: Collection[WinnerSource]) -> bool:
+        """True if the sources of all winners of a group are in ``spent``."""
         if group.sources is None:
-            group.sources = frozenset(self._labels(place)[1] for place in group.places)
-        return group.sources
+            group.sources = frozenset(np.unique(self._source_numbers[group.at]).tolist())
+        return all(self._sources[number] in spent for number in group.sources)
 
-    def _labels(self, place: int) -> tuple[Hashable, Hashable]:
-        """Labels of a winner's candidate and of its source."""
-        if place < len(self.stored.rows):
-            row = self.stored.rows[place]
-            candidate = self.stored.candidates.get(row[CANDIDATE], (place,))
-            return ("candidate", row[CANDIDATE], row[VERSION]), (row[VERSION], *candidate[1:3])
-        decision = self._behind[place - len(self.stored.rows)]
-        return ("shipped", decision.candidate.key, decision.problem.op_version), source_of(decision)
+    @cached_property
+    def _candidates(self) -> tuple[NDArray[np.int64], list[WinnerSource | Hashable]]:
+        """For each winner the number of its candidate, those of the user and the shipped apart; and their sources."""
+        numbers: dict[tuple[Any, ...], int] = {}
+        columns = self.stored.columns
+        own = zip(columns[CANDIDATE], columns[VERSION], strict=True)
+        shipped = ((one.candidate.key, one.problem.op_version, source_of(one)) for one in self._behind)
+        found = [numbers.setdefault(one, len(numbers)) for each in (own, shipped) for one in each]
+        return np.array(found, np.int64), [self._source(*one) for one in numbers]
+
+    def _source(self, candidate: Any, version: Any, source: WinnerSource | None = None) -> WinnerSource | Hashable:
+        """The source of a candidate; that of a stored one that is not found is a source by itself."""
+        return source or (version, *self.stored.candidates.get(candidate, (candidate,))[1:3])
+
+    @cached_property
+    def _sources(self) -> list[WinnerSource | Hashable]:
+        """The sources of all winners, each once."""
+        return list(dict.fromkeys(self._candidates[1]))
+
+    @cached_property
+    def _source_numbers(self) -> NDArray[np.int64]:
+        """For each winner the place of its source in ``_sources``."""
+        places = {source: place for place, source in enumerate(self._sources)}
+        return np.array([places[source] for source in self._candidates[1]], np.int64)[self._candidates[0]]
 
 
 def _history(database: str | None, winner: StoredWinner) -> list[Decision]:

@@ -39,6 +39,8 @@ from .verify import check_unchanged
 
 _GROUPS_PART = 1 / 10
 """The part of the device's memory that all kept groups of probes may take."""
+_MOST_GROUPS = 16
+"""The most kept groups of probes: two for each of the problems that are searched at once, and some that many share."""
 _OWN_PROBES = 40
 """Times what a call reads and writes that the probes of its own size take."""
 
@@ -68,6 +70,7 @@ class Probes:
         self._device = device
         self._two_threads = two_threads
         self._groups: dict[str, tuple[Probe, ...]] = {}
+        """Kept groups, the one that was used last at the end."""
         self._named: dict[str, str] = {}
         """Key of a problem -> the group of its other sizes."""
         self._passed: set[tuple[str, str, int]] = set()
@@ -160,6 +163,8 @@ class Probes:
 
         ``kept``: they are made once, and stay for the next candidates as long as there is room.
         """
+        if group in self._groups:
+            self._groups[group] = self._groups.pop(group)
         tried = group, plan.candidate.key, frozenset(artifacts)
         if tried in self._tried:
             return
@@ -200,7 +205,12 @@ class Probes:
         return probes
 
     def _make_room(self, most: float) -> None:
-        """Drop the largest groups until at most ``most`` bytes are held; any group may be needed next."""
+        """Drop the groups that were used longest ago until there is a place for one more.
+
+        Of the others the largest are dropped until at most ``most`` bytes are held; any of them may be needed next.
+        """
+        while len(self._groups) >= _MOST_GROUPS:
+            del self._groups[next(iter(self._groups))]
         held = {group: _nbytes(probes) for group, probes in self._groups.items()}
         while held and sum(held.values()) > most:
             largest = max(held, key=lambda group: held[group])

@@ -16,9 +16,10 @@ from registry.contracts import SOFTMAX
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.miss import Miss
 from registry.dispatch.resolve.first_choice import FirstChoice
-from registry.dispatch.resolve.neighbours import Neighbours
+from registry.dispatch.resolve.op_winners import OpWinners
 from registry.dispatch.resolve.resolution import choices
-from tuning_db import Transfer
+from registry.dispatch.resolve.static_groups import StaticGroups
+from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Transfer
 
 from ...tiers import one_of_each
 from ..conftest import Told
@@ -152,11 +153,23 @@ def draft_code() -> Callable[[Told, int], str]:
 
 def test_what_an_op_says_today_bounds_what_was_verified_once() -> None:
     winners = [dims(8, 1024), dims(8, 600), dims(8, 3000)]
-    told = {0: {"cols": EVERYWHERE}, 2: {"cols": Transfer(2049, 4096)}}
+    told: list[dict[str, Transfer]] = [{"cols": EVERYWHERE}, {}, {"cols": Transfer(2049, 4096)}]
+    environment = Environment(Device.of("cpu").hardware(), {})
+    shipped = tuple(
+        Decision(
+            problem=ProblemKey("softmax", 1, each, ("cols", "dtype")),
+            environment=environment,
+            protocol=Protocol("cold"),
+            candidate=CandidateKey("a.tuned", "1", {}),
+            median_us=1.0,
+            transfers=transfers,
+        )
+        for each, transfers in zip(winners, told, strict=True)
+    )
 
     def reached(op: Any, cols: int) -> list[int]:
-        found = Neighbours(op, [0, 1, 2], winners, lambda _: None, told)
-        return [place for place in range(3) if found.octaves((float(cols), 8.0))[place] < float("inf")]
+        group = StaticGroups(op, ("cols", "dtype"), OpWinners(shipped=shipped)).group(dims(8, cols))
+        return [] if group is None else group.places
 
     assert reached(SOFTMAX, 600) == [0, 1]
     assert reached(SOFTMAX, 513) == [0]

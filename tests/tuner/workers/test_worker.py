@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from registry.artifact import Built
+from registry.contracts import SQUARE
 from registry.contracts.linear_backward import LINEAR_BACKWARD
 from registry.device import Device
 from registry.discovery.catalog import Catalog
@@ -18,6 +20,7 @@ from registry.problem import Problem, Value
 from registry.space import Config, Space
 from registry.tuner.jobs import PROBED, BlockJob, Entrant, Outcome, TrialJob, VerificationJob
 from registry.tuner.measure.protocol import TimingProtocol
+from registry.tuner.verify.probe_inputs import group_of
 from registry.tuner.workers.worker import Worker
 from registry_torch.linear import LinearBackward
 
@@ -192,3 +195,26 @@ def test_an_output_may_be_empty_before_or_after_others(name: str) -> None:
 
 
 RENAMED = LINEAR_BACKWARD.schema.replace("linear_backward", "acme::lb", 1)
+
+
+def held_bytes() -> int:
+    """Bytes of all tensors' memory in this process."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+
+
+def test_what_is_held_does_not_grow_with_the_number_of_problems(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("registry.tuner.verify.session._MOST_SESSIONS", 2)
+    entrant, held = Entrant("test.right_here", {"nap_ms": 0, "right_elsewhere": True}), []
+    before = held_bytes()
+    for n in range(5_000, 5_018):
+        job = VerificationJob(1, "square", {"n": n, "dtype": "float32"}, entrant, PROTOCOL, 0)
+        assert worker.verification(job, lambda step: None).status == "ok"
+        held.append(held_bytes() - before)
+    assert held[0] > 1 << 19
+    assert max(held[9:]) < 1.05 * max(held[:9])
+    # what all problems share is made once
+    assert group_of(SQUARE, SQUARE.problem_of({"n": N, "dtype": "float32"})) in worker._probes._groups
