@@ -10,7 +10,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ....contracts.checks import WIDE
-from ....dispatch.torch_side.torch_private import transforming
+from ....dispatch.torch_side.states import differentiating_otherwise
 from ..report import ApplyReport
 from ..swapping import Swapped, swap
 from .cache_appends import APPENDS, AppendProbe, AppendStep, filled_layer
@@ -35,7 +35,8 @@ class AppendingAttention(Swapped):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get(self.registry_cache)
-        if cache is None or self.training or not APPENDS.active or (not is_dynamo_compiling() and transforming()):
+        transformed = not is_dynamo_compiling() and differentiating_otherwise()
+        if cache is None or self.training or not APPENDS.active or transformed:
             return super().forward(*args, **kwargs)
         held = filled_layer(cache, self.layer_idx)
         ours = self.config._attn_implementation == self.registry_attention

@@ -11,7 +11,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
-from ....dispatch.torch_side.torch_private import transforming
+from ....dispatch.torch_side.states import differentiating_otherwise
 from ....errors import RegistryError
 from ....nn import PackedLinear
 from ....nn.packed_linear import product_op
@@ -135,7 +135,7 @@ class LinearGroup:
         if torch.is_grad_enabled():
             held = [part for layer in self.layers for part in _held(layer) if part is not None]
             learnt = [part for part in held if part.requires_grad]
-            if learnt and (len(learnt) < len(held) or (not is_dynamo_compiling() and transforming())):
+            if learnt and (len(learnt) < len(held) or (not is_dynamo_compiling() and differentiating_otherwise())):
                 return None
             if learnt:
                 weight = _of_parts(weight, [_main(layer) for layer in self.layers])
