@@ -180,6 +180,59 @@ def test_prompts_of_any_length_are_one_program() -> None:
     same(found[1], found[0])
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_a_layer_in_two_places_appends_twice_to_its_layer_of_the_cache(compiled: bool) -> None:
+    found = []
+    for applied in (False, True):
+        model = tiny("llama")
+        model.model.layers[1] = model.model.layers[0]
+        if applied:
+            assert PART in apply(model).replaced
+        found.append(steps(model, torch.compile(model, backend="eager") if applied and compiled else model))
+    assert [int(layer.cumulative_length) for layer in found[0][1].layers] == [28, 0]
+    same(found[1], found[0])
+
+
+@pytest.mark.skipif(not hasattr(transformers, "HrmTextConfig"), reason="this transformers has no HRM")
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_layers_that_run_several_times_append_to_another_layer_of_the_cache_each_time(compiled: bool) -> None:
+    found = []
+    for applied in (False, True):
+        sizes = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 4)
+        config = transformers.HrmTextConfig(
+            vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, pad_token_id=0, **sizes
+        )
+        torch.manual_seed(7)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        if applied:
+            assert PART in apply(model).replaced
+        found.append(steps(model, torch.compile(model, backend="eager") if applied and compiled else model))
+    same(found[1], found[0])
+
+
+def test_a_model_that_runs_within_another_counts_its_own_tokens() -> None:
+    """A draft model in a hook, for instance."""
+    found = []
+    for applied in (False, True):
+        outer, inner = tiny("llama"), tiny("llama")
+        seen: list[torch.Tensor] = []
+        if applied:
+            apply(outer)
+            apply(inner)
+        cache = transformers.StaticCache(config=inner.config, max_cache_len=32)
+        given = {cache_name(inner): cache}
+        inner(prompt(), **given)
+        outer.model.layers[0].register_forward_hook(
+            lambda *_, draft=inner, how=given, kept=seen: kept.extend(
+                draft(prompt()[:, at : at + 1], **how).logits for at in range(2)
+            )
+        )
+        with torch.no_grad():
+            seen.append(outer(prompt(), use_cache=False).logits)
+        found.append((torch.cat(seen, 1), cache))
+    same(found[1], found[0])
+
+
 @pytest.mark.thorough
 def test_generate_compiles_its_steps_and_makes_the_plain_models_tokens() -> None:
     found = []
