@@ -1,10 +1,11 @@
-"""Calls under torch.compile: functions that it runs instead of tracing them, and errors that it passes on."""
+"""Calls under torch.compile: functions that it runs instead of tracing them, its state, and errors it passes on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
+import torch
 from torch.compiler import is_dynamo_compiling
 
 from .errors import InvalidArgumentError, RegistryError
@@ -20,6 +21,46 @@ def constant_while_tracing(function: Callable[_Parameters, _Result]) -> Callable
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """The number of changes in place that torch has counted of a tensor and its views.
+
+    While torch.compile traces, ``tensor._version`` is a number that only the program knows; this is that of the changes
+    which were traced so far. 0 for a tensor of inference mode, of which torch keeps no count.
+    """
+    if not is_dynamo_compiling():
+        return 0 if tensor.is_inference() else tensor._version
+    from torch._dynamo.comptime import comptime
+
+    comptime(_note_version)
+    return _noted()
+
+
+def traced_operations() -> int:
+    """The number of operations that torch.compile has traced so far in the program that it traces."""
+    from torch._dynamo.comptime import comptime
+
+    comptime(_note_operations)
+    return _noted()
+
+
+_notes: list[int] = []
+"""What torch.compile told of its state, until the traced code asks for it."""
+
+
+def _note_version(context: Any) -> None:
+    fake = context.get_local("tensor").as_fake()
+    _notes.append(0 if fake.is_inference() else fake._version)
+
+
+def _note_operations(context: Any) -> None:
+    _notes.append(len(context.graph().nodes))
+
+
+@constant_while_tracing
+def _noted() -> int:
+    return _notes.pop()
 
 
 def refuse(message: str, *, hint: str = "", kind: type[RegistryError] = InvalidArgumentError) -> NoReturn:

@@ -81,6 +81,11 @@ def in_dual_level() -> bool:
     return bool(forward_level._current_level >= 0)
 
 
+def differentiating_otherwise() -> bool:
+    """True in a functorch transform or a block of forward-mode AD, for which a backward of our own is not enough."""
+    return transforming() or in_dual_level()
+
+
 def traced_by_torch(tensors: Iterable[torch.Tensor]) -> bool:
     """True if torch records operators instead of only running them: fake tensors, make_fx, export, any dispatch mode.
 

@@ -6,6 +6,8 @@ reads a cache as far as it is filled, also a StaticCache, whose masks transforme
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +18,9 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...api import call
+from ...dispatch.torch_side.states import gradient_needed
+from ...errors import RegistryError
+from ...tracing import refuse
 from .forwards.cache_appends import APPENDS, AppendProbe
 
 NAME = "registry"
@@ -42,7 +47,8 @@ def registry_attention(  # noqa: PLR0913
 
     ``attention_mask`` is None for causal attention or all keys, what ``registry_mask`` returned, or any mask of four
     dimensions. Returns [batch, q_len, heads, head_dim] and None. With dropout, and arguments that the ops do not take,
-    transformers' own function of torch computes it, or its eager one for logits with a cap.
+    transformers' own function of torch computes it, flex_attention for logits with a cap, and the model's own eager
+    function for sinks.
     """
     if APPENDS.step is not None:
         query = APPENDS.step.query(query)
@@ -55,7 +61,7 @@ def registry_attention(  # noqa: PLR0913
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = _is_causal(module, is_causal)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), _kept_alone(value.transpose(1, 2))
     cap, q_len = softcap or 0.0, q.shape[1]
     if attention_mask is not None and not _is_lengths(attention_mask):
@@ -63,6 +69,11 @@ def registry_attention(  # noqa: PLR0913
         out, _ = call("attention", q, k, v, mask, scale=scaling, softcap=cap)
         return out, None
     window = -1 if sliding_window is None or not causal else sliding_window - 1
+    if q_len == 1 and causal and gradient_needed((q, k, v)):
+        # attention_decode has no gradient
+        mask = _seen(attention_mask, query, key, sliding_window)
+        out, _ = call("attention", q, k, v, mask, scale=scaling, softcap=cap)
+        return out, None
     if q_len == 1 and causal:
         filled = _lengths(q, k, attention_mask)
         out, _ = call("attention_decode", q, k, v, filled, scale=scaling, softcap=cap, window=window)
@@ -124,6 +135,11 @@ def _kept_alone(value: torch.Tensor) -> torch.Tensor:
     return value.contiguous() if value._base.numel() > 2 * value.numel() else value
 
 
+def _is_causal(module: torch.nn.Module, asked: bool | None) -> bool:
+    causal: bool = getattr(module, "is_causal", True) if asked is None else asked
+    return causal
+
+
 def _is_lengths(mask: torch.Tensor) -> bool:
     return mask.dtype == torch.int32
 
@@ -132,6 +148,22 @@ def _broadcast(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> to
     """A mask of the keys that there are, in a dtype that attention takes."""
     mask = mask[..., : key.shape[2]]
     return mask if mask.dtype in {torch.bool, query.dtype} else mask.to(query.dtype)
+
+
+def _seen(
+    lengths: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor, sliding_window: int | None
+) -> torch.Tensor:
+    """Which keys each new token sees by causal attention: bool [batch or 1, 1, q_len, kv_len].
+
+    ``lengths``, int32 [batch, 1, 1, 1], are the keys that one new token sees. Without them one token sees all, and
+    several tokens are the first ones of their sequences.
+    """
+    q_len, kv_len = query.shape[2], key.shape[2]
+    place = torch.arange(kv_len, device=key.device).view(1, 1, 1, -1)
+    if lengths is None:
+        lengths = torch.arange(q_len, device=key.device).view(1, 1, -1, 1) + (kv_len if q_len == 1 else 1)
+    seen = place < lengths
+    return seen if sliding_window is None else seen & (place >= lengths - sliding_window)
 
 
 def _lengths(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -167,16 +199,33 @@ def _by_transformers(  # noqa: PLR0913, PLR0917
     sliding_window: int | None,
     others: dict[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    eager = _own_eager(module) if others.get("s_aux") is not None else None
     if mask is not None and _is_lengths(mask):
-        places = torch.arange(key.shape[2], device=key.device)
-        mask = places < mask
+        mask = _seen(mask, query, key, sliding_window)
+    elif mask is None and eager is not None and _is_causal(module, is_causal):
+        mask = _seen(None, query, key, sliding_window)
+    if mask is not None and eager is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
     name = "sdpa" if not softcap else "flex_attention"
-    function = ALL_ATTENTION_FUNCTIONS[name]
+    function = eager or ALL_ATTENTION_FUNCTIONS[name]
     given = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "sliding_window": sliding_window, **others}
     if softcap:
         given["softcap"] = softcap
     found: tuple[torch.Tensor, torch.Tensor | None] = function(module, query, key, value, mask, **given)
     return found
+
+
+def _own_eager(module: torch.nn.Module) -> Callable[..., Any]:
+    """The attention of a module's own file, which knows its sinks; transformers' function of torch ignores them."""
+    file = sys.modules[type(module).__module__]
+    function: Callable[..., Any] | None = getattr(file, "eager_attention_forward", None)
+    if function is None:
+        refuse(
+            "attention with sinks: the model's file has no eager_attention_forward",
+            hint='attn_implementation="flex_attention" takes sinks',
+            kind=RegistryError,
+        )
+    return function
 
 
 AttentionInterface.register(NAME, registry_attention)

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...contracts.checks import WIDE
+
 _COLS, _TOKENS = 8, 2
 _NO_FORM = "residual sums: its layer is none of the form x + attention(norm(x)), then x + mlp(norm(x))"
 
@@ -99,7 +101,9 @@ class _LayerRun:
         drawn = torch.randn(
             1 + len(layer._modules), 1, _TOKENS, _COLS, generator=torch.Generator().manual_seed(0), device="cpu"
         )
-        self._x, *results = drawn.unbind()
+        # of a layer's own dtype, from which some convert the residual stream
+        dtype = next((one.dtype for one in layer.parameters() if one.dtype in WIDE), torch.float32)
+        self._x, *results = drawn.to(dtype).unbind()
         self._results = dict(zip(layer._modules, results, strict=True))
         self._y: object = None
 

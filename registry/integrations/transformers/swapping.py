@@ -23,6 +23,16 @@ class Swapped(torch.nn.Module):
     """The module's own class."""
     registry_prefix = "Registry"
     """What the name of the class begins with, before that of the module's own."""
+    registry_forward: type[Swapped]
+    """The class that ``swap`` was given."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and files name the module's own class and what was swapped: no file has the class made of both."""
+        own, forwards = type(self), []
+        while issubclass(own, Swapped):
+            forwards.append(own.registry_forward)
+            own = own.registry_class  # type: ignore[assignment]
+        return _empty, (own, *reversed(forwards)), self.__getstate__()
 
 
 def swap(module: torch.nn.Module, forward: type[Swapped], **attributes: Any) -> None:
@@ -49,7 +59,22 @@ def swapped(model: torch.nn.Module) -> Iterator[tuple[str, Swapped]]:
             yield name, module
 
 
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether a call of a module runs more than its class's forward: hooks, or a forward of its own."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or "forward" in module.__dict__
+
+
 @cache
 def _class(forward: Any, own: Any) -> Any:
     name = f"{forward.registry_prefix}{own.__name__}"
-    return type(name, (forward, own), {"__module__": own.__module__, "registry_class": own})
+    return type(
+        name, (forward, own), {"__module__": own.__module__, "registry_class": own, "registry_forward": forward}
+    )
+
+
+def _empty(own: Any, *forwards: Any) -> Any:
+    """A module of a class without attributes, after ``swap`` by each of ``forwards``."""
+    for forward in forwards:
+        own = _class(forward, own)
+    return own.__new__(own)

@@ -121,11 +121,19 @@ class KeysDoubled:
         return self.cache.update(2 * key, *given, **others)
 
 
-def doubling(own: Any, name: str) -> Any:
+class OtherLayer(KeysDoubled):
+    """In the place of a cache: keys go to the other one of its two layers."""
+
+    def update(self, key: torch.Tensor, *given: Any, **others: Any) -> Any:
+        value, layer, *rest = given
+        return self.cache.update(key, value, 1 - layer, *rest, **others)
+
+
+def changing(own: Any, name: str, kind: type[KeysDoubled]) -> Any:
     """A forward of attention that changes its cache, the argument ``name``."""
 
     def forward(self: Any, hidden_states: torch.Tensor, position_embeddings: Any = None, **kwargs: Any) -> Any:
-        kwargs[name] = KeysDoubled(kwargs[name])
+        kwargs[name] = kind(kwargs[name])
         return own(self, hidden_states, position_embeddings, **kwargs)
 
     return forward
@@ -137,7 +145,7 @@ def test_attention_that_changes_what_was_rotated_stays_and_after_apply_is_an_err
     model, late = tiny("llama"), tiny("llama")
     name, attention = cache_name(model), type(model.model.layers[0].self_attn)
     assert PART in apply(late).replaced
-    changed = doubling(attention.forward, name)
+    changed = changing(attention.forward, name, KeysDoubled)
     changed.__signature__ = inspect.signature(attention.forward)
     monkeypatch.setattr(attention, "forward", changed)
     assert PART not in apply(model).replaced
@@ -177,6 +185,56 @@ def test_prompts_of_any_length_are_one_program() -> None:
             logits = [step(prompt()[:, :new], **given).logits for new in (3, 5)]
             logits.append(step(prompt()[:, :7], use_cache=False).logits)
         found.append((torch.cat(logits, 1), cache))
+    same(found[1], found[0])
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_a_layer_in_two_places_appends_twice_to_its_layer_of_the_cache(compiled: bool) -> None:
+    found = []
+    for applied in (False, True):
+        model = tiny("llama")
+        model.model.layers[1] = model.model.layers[0]
+        if applied:
+            assert PART in apply(model).replaced
+        found.append(steps(model, torch.compile(model, backend="eager") if applied and compiled else model))
+    assert [int(layer.cumulative_length) for layer in found[0][1].layers] == [28, 0]
+    same(found[1], found[0])
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_attention_may_append_to_another_layer_of_the_cache_than_its_own(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, applied = tiny("llama"), tiny("llama")
+    name, attention = cache_name(plain), type(plain.model.layers[0].self_attn)
+    changed = changing(attention.forward, name, OtherLayer)
+    changed.__signature__ = inspect.signature(attention.forward)
+    monkeypatch.setattr(attention, "forward", changed)
+    assert PART in apply(applied).replaced
+    step = torch.compile(applied, backend="eager") if compiled else applied
+    same(steps(applied, step), steps(plain, plain))
+
+
+def test_a_model_that_runs_within_another_counts_its_own_tokens() -> None:
+    """A draft model in a hook, for instance."""
+    found = []
+    for applied in (False, True):
+        outer, inner = tiny("llama"), tiny("llama")
+        seen: list[torch.Tensor] = []
+        if applied:
+            apply(outer)
+            apply(inner)
+        cache = transformers.StaticCache(config=inner.config, max_cache_len=32)
+        given = {cache_name(inner): cache}
+        inner(prompt(), **given)
+        outer.model.layers[0].register_forward_hook(
+            lambda *_, draft=inner, how=given, kept=seen: kept.extend(
+                draft(prompt()[:, at : at + 1], **how).logits for at in range(2)
+            )
+        )
+        with torch.no_grad():
+            seen.append(outer(prompt(), use_cache=False).logits)
+        found.append((torch.cat(seen, 1), cache))
     same(found[1], found[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import threading
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,72 @@ def test_weights_that_were_replaced_are_what_is_multiplied_by() -> None:
         torch.testing.assert_close(applied(prompt()).logits, plain(prompt()).logits, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("mode", ["assigned", "parameter", "functional"])
+def test_a_compiled_program_multiplies_by_weights_that_were_put_in_later(mode: str) -> None:
+    plain, applied = pair()
+    compiled = torch.compile(applied, backend="eager")
+    state = {name: value * 0.5 + 0.01 for name, value in plain.state_dict().items()}
+    with torch.no_grad():
+        compiled(prompt())
+        if mode == "functional":
+            step = torch.compile(lambda given: torch.func.functional_call(applied, given, (prompt(),)), backend="eager")
+            found = step(state).logits
+        elif mode == "assigned":
+            applied.load_state_dict({name: value.clone() for name, value in state.items()}, assign=True)
+            found = compiled(prompt()).logits
+        else:
+            state = {**plain.state_dict(), "model.layers.0.self_attn.k_proj.weight": torch.full((32, 64), 0.01)}
+            applied.model.layers[0].self_attn.k_proj.weight = torch.nn.Parameter(torch.full((32, 64), 0.01))
+            found = compiled(prompt()).logits
+        plain.load_state_dict(state)
+        torch.testing.assert_close(found, plain(prompt()).logits, atol=1e-5, rtol=1e-4)
+    torch._dynamo.reset()
+
+
+def test_a_model_in_a_file_computes_what_it_did() -> None:
+    plain, applied = pair()
+    file = io.BytesIO()
+    torch.save(applied, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert type(loaded) is type(applied)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(prompt()).logits, plain(prompt()).logits, atol=1e-5, rtol=1e-4)
+    assert group_of(loaded).is_one
+    file = io.BytesIO()
+    torch.save(plain, file)
+    size = file.tell()
+    torch.save(applied, file := io.BytesIO())
+    assert file.tell() < 1.2 * size, "joint weights are parts of the layers'"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")
+def test_forward_mode_derivatives_are_the_plain_models() -> None:
+    found = []
+    for model in pair():
+        embedded = model.get_input_embeddings()(prompt()).detach()
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(embedded, torch.ones_like(embedded))
+            logits = model(inputs_embeds=dual, use_cache=False).logits
+            found.append(torch.autograd.forward_ad.unpack_dual(logits).tangent)
+    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("static", [False, True])
+def test_one_new_token_over_a_cache_has_gradients(family: str, static: bool) -> None:
+    found = []
+    for model in pair(family):
+        kind = transformers.StaticCache if static else transformers.DynamicCache
+        given = {cache_name(model): kind(config=model.config, **({"max_cache_len": 32} if static else {}))}
+        with torch.no_grad():
+            model(prompt(), **given)
+        model(prompt()[:, :1], **given).logits.square().sum().backward()
+        found.append([one.grad for one in model.parameters()])
+    for own, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, own, atol=1e-4, rtol=1e-4)
+
+
 def test_an_input_that_changes_between_two_layers_is_multiplied_as_it_is() -> None:
     _, applied = pair()
     attention, x = applied.model.layers[0].self_attn, torch.randn(3, 64)
@@ -237,11 +304,11 @@ def test_adapters_are_put_into_it_and_trained() -> None:
     found = []
     for model in pair():
         torch.manual_seed(3)
-        targets = ["q_proj", "v_proj", "down_proj"]
+        targets = ["q_proj", "v_proj", "up_proj", "down_proj"]
         adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, init_lora_weights=False))
         adapted(prompt(), labels=prompt()).loss.backward()
         found.append({name: one.grad for name, one in adapted.named_parameters() if one.grad is not None})
-    assert len(found[1]) == 12
+    assert len(found[1]) == 16
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, atol=1e-6, rtol=1e-4)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,6 +88,51 @@ def test_layers_of_another_form_stay_with_the_reason() -> None:
     assert report.left[reason] == ["model.layers.1"]
     assert report.replaced[PART] == ["model.layers.0.post_attention_layernorm"]
     torch.testing.assert_close(logits(model), before, atol=1e-5, rtol=1e-4)
+
+
+def test_sums_in_another_dtype_than_the_layers_are_another_form() -> None:
+    layer = tiny("llama", torch.bfloat16).model.layers[0]
+
+    class Wide(type(layer)):  # type: ignore[misc]
+        """The residual stream is in float32 within the layer."""
+
+        def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+            x = hidden_states.float()
+            h = x + self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)[0]
+            y: torch.Tensor = h + self.mlp(self.post_attention_layernorm(h.to(hidden_states.dtype)))
+            return y.to(hidden_states.dtype)
+
+    layer.__class__ = Wide
+    assert isinstance(residual_form(layer), str)
+    assert not isinstance(residual_form(layer.float()), str)
+
+
+def test_layers_may_stand_in_several_places() -> None:
+    plain, applied = tiny("llama", num_hidden_layers=3), tiny("llama", num_hidden_layers=3)
+    for model in (plain, applied):
+        model.model.layers[2] = model.model.layers[0]
+    apply(applied)
+    counts = OpCounts()
+    found = logits(torch.compile(applied, fullgraph=True, backend=counts), use_cache=False)
+    torch.testing.assert_close(found, logits(plain, use_cache=False), atol=1e-5, rtol=1e-4)
+    # of six sums the two of the layer with two places are not computed with the norm of the next
+    assert counts.graphs[0]["fused_add_rms_norm"] == 4
+
+
+def test_a_layer_that_was_put_in_later_is_replaced_by_another_apply() -> None:
+    plain, applied, counts = tiny("llama"), tiny("llama"), OpCounts()
+    apply(applied)
+    applied.model.layers[1] = copy.deepcopy(plain.model.layers[1])
+    applied.model.layers[1].self_attn.config = applied.config
+    added = apply(applied).replaced[PART]
+    assert sorted(added) == [
+        "model.layers.1.input_layernorm", "model.layers.1.post_attention_layernorm", "model.norm",
+    ]  # fmt: skip
+    torch.testing.assert_close(
+        logits(torch.compile(applied, fullgraph=True, backend=counts)), logits(plain), atol=1e-5, rtol=1e-4
+    )
+    assert counts.graphs[0]["fused_add_rms_norm"] == 4
+    assert str(apply(applied)) == "nothing to replace"
 
 
 @pytest.mark.parametrize("family", ["qwen3", "phi3", "mixtral", "deepseek_v3"])

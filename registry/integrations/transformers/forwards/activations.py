@@ -9,6 +9,7 @@ import torch
 
 from ....api import call
 from ..proofs import disagreement
+from ..swapping import Swapped, has_hooks
 
 ActivationKind = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -20,6 +21,20 @@ _FUNCTIONS: Mapping[ActivationKind, Callable[[torch.Tensor], torch.Tensor]] = {
 
 _WIDE = torch.empty(0, dtype=torch.float64)
 """In float64 the two forms of gelu differ by far more than roundings."""
+
+
+class ActivatedForward(Swapped):
+    """The base of forwards of MLPs whose activation is a part of an op, and is not called itself."""
+
+    registry_kind: ActivationKind
+    registry_activation: tuple[str, object]
+    """The activation function that the op stands for, and its name in the module."""
+
+    def activates(self) -> bool:
+        """Whether the activation is still that function, and has no hooks that would miss its call."""
+        name, known = self.registry_activation
+        found = getattr(self, name, None)
+        return found is known and not (isinstance(found, torch.nn.Module) and has_hooks(found))
 
 
 def activation_kind(function: object) -> ActivationKind | None:

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
-from transformers.cache_utils import StaticLayer
 
 from ....contracts.checks import WIDE
-from ....dispatch.torch_side.torch_private import transforming
+from ....dispatch.torch_side.states import differentiating_otherwise
 from ..report import ApplyReport
 from ..swapping import Swapped, swap
-from .cache_appends import APPENDS, AppendProbe, AppendStep
+from .cache_appends import APPENDS, AppendProbe, AppendStep, filled_layer
 from .layer_stacks import LayerStack, replace_stack
 from .rotary import FUNCTION, RotaryForward
 
@@ -36,27 +35,21 @@ class AppendingAttention(Swapped):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get(self.registry_cache)
-        if cache is None or self.training or not APPENDS.active or (not is_dynamo_compiling() and transforming()):
+        transformed = not is_dynamo_compiling() and differentiating_otherwise()
+        if cache is None or self.training or not APPENDS.active or transformed:
             return super().forward(*args, **kwargs)
-        layers = getattr(cache, "layers", ())
-        held = layers[self.layer_idx] if self.layer_idx < len(layers) else None
+        held = filled_layer(cache, self.layer_idx)
         ours = self.config._attn_implementation == self.registry_attention
-        if not ours or not _is_filled(held) or getattr(cache, "offloading", False):
+        if not ours or held is None or getattr(cache, "offloading", False):
             return super().forward(*args, **kwargs)
         before = APPENDS.step
-        step = APPENDS.step = AppendStep(cache, held)
+        step = APPENDS.step = AppendStep(cache, held.keys.dtype)
         try:
             found = super().forward(*args, **{**kwargs, self.registry_cache: step})
             step.finish()
         finally:
             APPENDS.step = before
         return found
-
-
-def _is_filled(held: Any) -> bool:
-    """Whether a cache's layer keeps all keys in rows, counts its tokens on the device, and has its memory."""
-    counted = isinstance(getattr(held, "cumulative_length", None), torch.Tensor)
-    return counted and type(held) is StaticLayer and held.is_initialized
 
 
 def replace_appends(model: torch.nn.Module, attention: str, report: ApplyReport) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from transformers.cache_utils import StaticLayer
 
 from ....api import call
 from ....errors import RegistryError
@@ -26,7 +27,8 @@ class CacheAppends(threading.local):
 
     ``step``: of the attention that runs; ``tables``: (cosines, sines, table [batch, seq, head_dim]) of rotary modules,
     None outside of a model's forward; ``counts``: lengths of caches that are to be raised, with the numbers of new
-    tokens; ``traced``: torch.compile traces the model, so that layers which are compiled alone know nothing of it.
+    tokens, None outside; ``traced``: torch.compile traces the model, so that layers which are compiled alone know
+    nothing of it.
     """
 
     def __init__(self) -> None:
@@ -43,11 +45,15 @@ class CacheAppends(threading.local):
 
     def begin(self) -> None:
         """A model's forward begins."""
-        self.tables, self.counts, self.traced = [], [], is_dynamo_compiling()
+        self.tables, self.counts, self.traced = [*(self.tables or ())], [], is_dynamo_compiling()
 
-    def end(self) -> None:
-        """A model's forward ends: raise the lengths of its caches."""
-        counts, self.tables, self.counts = self.counts, None, None
+    def awaits(self, length: torch.Tensor) -> bool:
+        """Whether that length of a cache is to be raised."""
+        return any(length is waiting for waiting, _ in self.counts or ())
+
+    def settle(self) -> None:
+        """Raise the lengths of caches that are to be raised."""
+        counts, self.counts = self.counts, []
         while counts:
             new = counts[0][1]
             torch._foreach_add_([length for length, count in counts if count == new], new)
@@ -62,15 +68,15 @@ class CacheAppends(threading.local):
 
 
 class AppendStep:
-    """One attention's rotation, append and query; in the place of its cache, whose layer ``held`` is."""
+    """One attention's rotation, append and query; in the place of its cache, with keys of ``dtype``."""
 
-    def __init__(self, cache: Any, held: Any) -> None:
-        self._cache, self._held = cache, held
+    def __init__(self, cache: Any, dtype: torch.dtype) -> None:
+        self._cache, self._dtype = cache, dtype
         self._waiting: tuple[Any, ...] | None = None
         self._query: torch.Tensor | None = None
         self._rotated: torch.Tensor | None = None
         self.lengths: torch.Tensor | None = None
-        """Of sequences with their new tokens, int32 [batch], once these are appended."""
+        """Of sequences with their new tokens, int32 [batch], once these are appended; None if a mask says else."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
@@ -80,7 +86,7 @@ class AppendStep:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and keys as they are, if the append can rotate them; else rotated by ``own``."""
         table = APPENDS.table_of(cos, sin)
-        alike = q.dtype is k.dtype is cos.dtype is self._held.keys.dtype and q.shape[-1] == cos.shape[-1]
+        alike = q.dtype is k.dtype is cos.dtype is self._dtype and q.shape[-1] == cos.shape[-1]
         if table is None or self._waiting is not None or not alike or q.shape[2] != cos.shape[1] or _learns(q, k):
             return own(q, k, cos, sin)
         self._waiting, self._query = (own, q, k, cos, sin, table), q
@@ -88,20 +94,25 @@ class AppendStep:
 
     def update(self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """The cache's ``update``, with rotated keys."""
+        # attention of layers that run several times may append to another layer of the cache each time
+        held = filled_layer(self._cache, args[0] if args else kwargs.get("layer_idx"))
+        again = held is not None and APPENDS.awaits(held.cumulative_length)
+        if again:
+            APPENDS.settle()
         if self._waiting is None:
             return self._cache.update(key, value, *args, **kwargs)
         own, q, k, cos, sin, table = self._waiting
         if key is not k:
             _refuse()
-        held = self._held
-        if _learns(value) or not _has_room(held, key, value):
+        if held is None or _learns(value) or not _fits(held, key, value):
             self._rotated, key = own(q, k, cos, sin)
             return self._cache.update(key, value, *args, **kwargs)
         given = (x.transpose(1, 2) for x in (q, key, value))
         caches = (held.keys.transpose(1, 2), held.values.transpose(1, 2))
         lengths = held.cumulative_length.expand(len(key))
-        rotated, self.lengths = call("rotary_kv_append", *given, table, *caches, lengths)
-        self._rotated = rotated.transpose(1, 2)
+        rotated, kv_lens = call("rotary_kv_append", *given, table, *caches, lengths)
+        # the model's mask was made before its first append, and does not show a second one to the same layer
+        self._rotated, self.lengths = rotated.transpose(1, 2), None if again else kv_lens
         assert APPENDS.counts is not None
         APPENDS.counts.append((held.cumulative_length, key.shape[2]))
         return held.keys, held.values
@@ -156,11 +167,21 @@ def _learns(*tensors: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
 
 
-def _has_room(held: Any, key: torch.Tensor, value: torch.Tensor) -> bool:
+def filled_layer(cache: Any, index: Any) -> Any:
+    """The layer of a static cache that keeps all keys in rows, and has its memory; None for any other layer."""
+    layers = getattr(cache, "layers", ())
+    held: Any = layers[index] if isinstance(index, int) and 0 <= index < len(layers) else None
+    # of other versions of transformers a layer does not count its tokens on the device
+    counted = type(held) is StaticLayer and isinstance(getattr(held, "cumulative_length", None), torch.Tensor)
+    return held if counted and held.is_initialized else None
+
+
+def _fits(held: Any, key: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether a cache's layer has the dtype and the sizes of new keys and values."""
     batch, heads, room, width = held.keys.shape
     fits = key.shape == value.shape == (batch, heads, key.shape[2], width) and key.shape[2] <= room
-    return fits and held.keys.shape == held.values.shape and key.dtype is value.dtype is held.values.dtype
+    alike = key.dtype is value.dtype is held.keys.dtype is held.values.dtype
+    return fits and alike and held.keys.shape == held.values.shape
 
 
 def _refuse() -> None:

@@ -10,11 +10,11 @@ from torch.compiler import is_dynamo_compiling
 from ....api import call
 from ....nn import PackedExpertsMlp
 from ....nn.expert_rows import ExpertRows
-from ..swapping import Swapped, swap
-from .activations import ActivationKind, activation_kind, gated
+from ..swapping import swap
+from .activations import ActivatedForward, activation_kind, gated
 
 
-class ExpertsForward(Swapped):
+class ExpertsForward(ActivatedForward):
     """``down(act(gate(x)) * up(x))`` of each token's experts, summed with the router's weights.
 
     By fused_moe; where a gradient is needed by grouped_gemm, whose gradients have kernels of their own. Once
@@ -23,7 +23,6 @@ class ExpertsForward(Swapped):
 
     gate_up_proj: torch.nn.Parameter
     down_proj: torch.nn.Parameter
-    registry_kind: ActivationKind
     registry_replaced: str | None
 
     def forward(
@@ -31,7 +30,7 @@ class ExpertsForward(Swapped):
     ) -> torch.Tensor:
         gate_up, down = self.gate_up_proj, self.down_proj
         otherwise = hidden_states.dtype is not gate_up.dtype or torch.is_autocast_enabled(hidden_states.device.type)
-        if otherwise or self._is_asked_for_another():
+        if otherwise or self._is_asked_for_another() or not self.activates():
             plain: torch.Tensor = super().forward(hidden_states, top_k_index, top_k_weights)
             return plain
         given = (hidden_states, gate_up, down, top_k_weights)
@@ -54,14 +53,15 @@ class ExpertsForward(Swapped):
         return True
 
 
-class PackedExpertsForward(Swapped):
+class PackedExpertsForward(ActivatedForward):
     """Packed experts whose activation and product with up are one op."""
-
-    registry_kind: ActivationKind
 
     def gated(self, both: torch.Tensor) -> torch.Tensor:
         """As PackedExpertsMlp."""
-        return gated(both, self.registry_kind)
+        if self.activates():
+            return gated(both, self.registry_kind)
+        plain: torch.Tensor = super().gated(both)  # type: ignore[misc]
+        return plain
 
 
 def _implementation(module: torch.nn.Module) -> str | None:
@@ -76,11 +76,12 @@ def replace_experts(module: torch.nn.Module) -> str:
 
     Returns why not, "" if it is replaced.
     """
-    kind = activation_kind(getattr(module, "act_fn", None))
+    activation = ("act_fn", getattr(module, "act_fn", None))
+    kind = activation_kind(activation[1])
     if kind is None:
         return "their activation function is neither silu nor gelu"
     if isinstance(module, PackedExpertsMlp):
-        swap(module, PackedExpertsForward, kind=kind)
+        swap(module, PackedExpertsForward, kind=kind, activation=activation)
     else:
-        swap(module, ExpertsForward, kind=kind, replaced=_implementation(module))
+        swap(module, ExpertsForward, kind=kind, activation=activation, replaced=_implementation(module))
     return ""

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
-from ....dispatch.torch_side.torch_private import transforming
+from ....dispatch.torch_side.states import differentiating_otherwise
 from .activations import ActivationKind, gated, gated_backward
 from .linears import LinearForward, is_bare
 
@@ -33,7 +33,7 @@ def _learns(down: torch.nn.Module, both: torch.Tensor) -> bool:
     """
     if is_dynamo_compiling() or not torch.is_grad_enabled() or torch.is_autocast_enabled(both.device.type):
         return False
-    if transforming():
+    if differentiating_otherwise():
         return False
     if not isinstance(down, LinearForward) or not is_bare(down):
         return False

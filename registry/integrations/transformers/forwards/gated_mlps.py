@@ -8,8 +8,8 @@ import torch
 
 from ....nn import PackedLinear
 from ..proofs import disagreement
-from ..swapping import Swapped, swap, unswap
-from .activations import ActivationKind, activation_kind
+from ..swapping import has_hooks, swap, unswap
+from .activations import ActivatedForward, activation_kind
 from .gated_gradients import down_of_gated
 from .linears import AnyLinear, LinearGroup
 
@@ -17,33 +17,41 @@ _ACTIVATIONS = ("act_fn", "activation_fn", "act")
 _JOINT = ("gate_up_proj",)
 
 
-class GatedForward(Swapped):
-    """``down(act(gate(x)) * up(x))`` where gate and up are a group of linear layers."""
+class GatedForward(ActivatedForward):
+    """``down(act(gate(x)) * up(x))`` where gate and up are a group of linear layers.
+
+    The module's own forward computes if its parts have hooks, or if others are in their place, e.g. adapters.
+    """
 
     down_proj: torch.nn.Module
     registry_gate_up: LinearGroup
-    registry_kind: ActivationKind
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        group = self.registry_gate_up
-        # a replica of torch.nn.DataParallel has other tensors than the group's layers
-        own = any(layer is group.layers[0] for layer in self._modules.values())
-        both = group.product(x) if own else None
+        both = self.registry_gate_up.product(x) if self._has_its_layers() and self.activates() else None
         if both is None:
             plain: torch.Tensor = super().forward(x)
             return plain
         y: torch.Tensor = down_of_gated(self.down_proj, both, self.registry_kind)
         return y
 
+    def _has_its_layers(self) -> bool:
+        # a replica of torch.nn.DataParallel has other tensors than the group's layers
+        gate, up = self.registry_gate_up.layers
+        found = self._modules
+        own = found.get("gate_proj") is gate and found.get("up_proj") is up
+        return own and not has_hooks(gate) and not has_hooks(up)
 
-class JointGatedForward(Swapped):
+
+class JointGatedForward(ActivatedForward):
     """``down(act(gate) * up)`` where gate and up come out of one linear layer of the model's own."""
 
     down_proj: torch.nn.Module
     gate_up_proj: torch.nn.Module
-    registry_kind: ActivationKind
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.activates():
+            plain: torch.Tensor = super().forward(x)
+            return plain
         y: torch.Tensor = down_of_gated(self.down_proj, self.gate_up_proj(x), self.registry_kind)
         return y
 
@@ -66,15 +74,16 @@ def replace_gated(module: torch.nn.Module, group: LinearGroup | None) -> str | N
     joint = next((layer for name in _JOINT if isinstance(layer := getattr(module, name, None), AnyLinear)), None)
     if (group is None and joint is None) or not hasattr(module, "down_proj"):
         return None
-    functions = (getattr(module, name, None) for name in _ACTIVATIONS)
-    kind = activation_kind(next((function for function in functions if function is not None), None))
+    functions = [(name, getattr(module, name)) for name in _ACTIVATIONS if getattr(module, name, None) is not None]
+    activation = next(iter(functions), ("", None))
+    kind = activation_kind(activation[1])
     if kind is None:
         return "its activation function is neither silu nor gelu"
     made: Any = GatedForward if group is not None else JointGatedForward
     before = type(module).forward
     like, cols = _like(group, joint)
     own = before.__get__(module)
-    swap(module, made, kind=kind, **({} if group is None else {"gate_up": group}))
+    swap(module, made, kind=kind, activation=activation, **({} if group is None else {"gate_up": group}))
     told = disagreement(own, module.forward, cols, like)
     if told:
         unswap(module)

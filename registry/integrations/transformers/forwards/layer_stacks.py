@@ -37,15 +37,17 @@ def replace_stack(model: torch.nn.Module) -> None:
 def _as_a_whole(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.training or APPENDS.tables is not None:
+        if self.training:
             return own(self, *args, **kwargs)
+        # a model may run within another: a part of it, or in its hooks
+        before = AHEAD.whole, APPENDS.tables, APPENDS.counts, APPENDS.traced
         AHEAD.whole = is_dynamo_compiling()
         APPENDS.begin()
         try:
             return own(self, *args, **kwargs)
         finally:
-            AHEAD.whole = False
             AHEAD.clear()
-            APPENDS.end()
+            APPENDS.settle()
+            AHEAD.whole, APPENDS.tables, APPENDS.counts, APPENDS.traced = before
 
     return forward

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Hashable, Sequence
 from typing import Any, Self
@@ -12,13 +11,13 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
-from ....dispatch.torch_side.torch_private import transforming
+from ....dispatch.torch_side.states import differentiating_otherwise
 from ....errors import RegistryError
 from ....nn import PackedLinear
 from ....nn.packed_linear import product_op
 from ....packed import PackedWeight
-from ....tracing import constant_while_tracing
-from ..swapping import Swapped
+from ....tracing import constant_while_tracing, version_of
+from ..swapping import Swapped, has_hooks
 
 AnyLinear = torch.nn.Linear | PackedLinear
 
@@ -43,10 +42,7 @@ def is_bare(layer: torch.nn.Module) -> bool:
 
     An adapter or FSDP may have taken its place; FSDP also frees a layer's weight after its forward, by a hook.
     """
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    if any(hooks) or "forward" in layer.__dict__:
-        return False
-    return type(layer.weight) in {torch.nn.Parameter, torch.Tensor}
+    return not has_hooks(layer) and type(layer.weight) in {torch.nn.Parameter, torch.Tensor}
 
 
 class MemberForward(Swapped):
@@ -107,12 +103,13 @@ class LinearGroup:
         self._waiting: tuple[torch.Tensor, Hashable, Sequence[torch.Tensor]] | None = None
         self.join()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> LinearGroup:
-        made = memo[id(self)] = object.__new__(LinearGroup)
-        made.__dict__.update(self.__dict__, _weight=None, _bias=None, _waiting=None, _parts=(), _number=_known(made))
-        # copies that are still being filled: their tensors are joined when one is called
-        made.layers, made._is_joined = tuple([copy.deepcopy(layer, memo) for layer in self.layers]), False
-        return made
+    def __getstate__(self) -> dict[str, Any]:
+        return {"layers": self.layers, "sizes": self.sizes, "_op": self._op}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # of a copy or a file, whose layers are still being filled: their tensors are joined when one is called
+        self.__dict__.update(state, _weight=None, _bias=None, _waiting=None, _parts=[], _begins=[], _is_joined=False)
+        self._number = _known(self)
 
     @property
     def in_features(self) -> int:
@@ -138,7 +135,7 @@ class LinearGroup:
         if torch.is_grad_enabled():
             held = [part for layer in self.layers for part in _held(layer) if part is not None]
             learnt = [part for part in held if part.requires_grad]
-            if learnt and (len(learnt) < len(held) or (not is_dynamo_compiling() and transforming())):
+            if learnt and (len(learnt) < len(held) or (not is_dynamo_compiling() and differentiating_otherwise())):
                 return None
             if learnt:
                 weight = _of_parts(weight, [_main(layer) for layer in self.layers])
@@ -163,9 +160,9 @@ class LinearGroup:
     def _state(self, x: torch.Tensor) -> Hashable:
         """What a product of ``x`` depends on beside it: versions of all tensors, and whether it is recorded."""
         if is_dynamo_compiling():
-            return torch.is_grad_enabled()
+            return torch.is_grad_enabled(), version_of(x)
         held = [part for layer in self.layers for part in _held(layer) if part is not None]
-        return torch.is_grad_enabled(), *[0 if part.is_inference() else part._version for part in (x, *held)]
+        return torch.is_grad_enabled(), *map(version_of, (x, *held))
 
     def join(self) -> None:
         """Make the layers' tensors views of joint ones, if they are plain tensors of one kind."""
@@ -174,7 +171,8 @@ class LinearGroup:
         self._join_weights()
         self._join_biases()
         self._op = product_op(self._weight) if isinstance(self._weight, PackedWeight) else "linear"
-        self._parts = [(part, 0 if part is None else part.data_ptr()) for layer in layers for part in _held(layer)]
+        self._parts = [part for layer in layers for part in _held(layer)]
+        self._begins = [0 if part is None else part.data_ptr() for part in self._parts]
 
     def _join_weights(self) -> None:
         layers = self.layers
@@ -201,7 +199,16 @@ class LinearGroup:
 
     def _joint(self) -> torch.Tensor | PackedWeight | None:
         """The joint weight, if the layers' tensors are still its parts."""
-        return self._weight if _is_whole(self._number) else None
+        if not _is_whole(self._number):
+            return None
+        if is_dynamo_compiling() and not self._has_its_parts():
+            return None
+        return self._weight
+
+    def _has_its_parts(self) -> bool:
+        """Whether the layers have the tensors that were joined; a compiled program is only run while they have."""
+        now = [part for layer in self.layers for part in _held(layer)]
+        return all(part is was for part, was in zip(now, self._parts, strict=True))
 
     def check(self) -> bool:
         """Whether the layers' tensors are still parts of the joint ones; those of a copy are joined first."""
@@ -209,11 +216,10 @@ class LinearGroup:
             self.join()
         if self._weight is None:
             return False
-        now = [part for layer in self.layers for part in _held(layer)]
-        for part, (was, begin) in zip(now, self._parts, strict=True):
-            if part is not was or (part is not None and part.data_ptr() != begin):
-                return False
-        return True
+        if not self._has_its_parts():
+            return False
+        begins = zip(self._parts, self._begins, strict=True)
+        return all(part is None or part.data_ptr() == begin for part, begin in begins)
 
 
 class _Joined(torch.autograd.Function):

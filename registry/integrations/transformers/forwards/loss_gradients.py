@@ -9,7 +9,8 @@ from torch.autograd.function import once_differentiable
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
-from ....dispatch.torch_side.torch_private import keeps_graph, transforming
+from ....dispatch.torch_side.states import differentiating_otherwise
+from ....dispatch.torch_side.torch_private import keeps_graph
 from .fused_losses import FusedOutput
 
 
@@ -19,7 +20,7 @@ def has_gradients(output: FusedOutput) -> bool:
     In float16 they are not: before the loss is scaled they would be too small for that dtype. torch.func transforms no
     function that keeps gradients.
     """
-    if not is_dynamo_compiling() and transforming():
+    if not is_dynamo_compiling() and differentiating_otherwise():
         return False
     learnt = any(each is not None and each.requires_grad for each in (output.rows, output.weight, output.bias))
     return learnt and torch.is_grad_enabled() and output.rows.dtype is not torch.float16

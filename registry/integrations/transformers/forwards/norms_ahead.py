@@ -6,6 +6,8 @@ import threading
 
 import torch
 
+from ....tracing import traced_operations
+
 
 class NormsAhead(threading.local):
     """The latest norm of this thread that was computed ahead, while torch.compile traces a model.
@@ -19,14 +21,19 @@ class NormsAhead(threading.local):
         self._norm: torch.nn.Module | None = None
         self._x: torch.Tensor | None = None
         self._normed: torch.Tensor | None = None
+        self._operations = 0
 
     def keep(self, norm: torch.nn.Module, x: torch.Tensor, normed: torch.Tensor) -> None:
-        """Keep what ``norm`` is to return for ``x``."""
+        """Keep what ``norm`` is to return for ``x``, unless another operation is traced before."""
         self._norm, self._x, self._normed = norm, x, normed
+        self._operations = traced_operations()
 
     def take(self, norm: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | None:
-        """What ``norm`` is to return for ``x``, once; None if that was not computed."""
-        if self._norm is not norm or self._x is not x:
+        """What ``norm`` is to return for ``x``, once; None if that was not computed.
+
+        Nor is it after any other operation, of a hook for instance, since that may have written to ``x``.
+        """
+        if self._norm is not norm or self._x is not x or self._operations != traced_operations():
             return None
         normed = self._normed
         self.clear()

@@ -16,7 +16,7 @@ from ....api import call
 from ..layer_proofs import ResidualForm, hands_on, residual_form
 from ..report import ApplyReport
 from ..swapping import Swapped, swap
-from .layer_stacks import replace_stack
+from .layer_stacks import LayerStack, replace_stack
 from .linears import is_bare
 from .norms import RmsNormForward
 from .norms_ahead import AHEAD
@@ -54,20 +54,25 @@ def replace_residual_sums(model: torch.nn.Module, report: ApplyReport) -> None:
 
 
 def _normalises(layers: torch.nn.ModuleList) -> bool:
-    """Whether modules have RMS norms of their own that are replaced, and are not replaced themselves."""
+    """Whether modules have RMS norms of their own that are replaced, and are replaced themselves only by this."""
     return len(layers) > 0 and all(
-        not isinstance(layer, Swapped) and any(isinstance(one, RmsNormForward) for one in layer.children())
+        (isinstance(layer, ResidualLayer) or not isinstance(layer, Swapped))
+        and any(isinstance(one, RmsNormForward) for one in layer.children())
         for layer in layers
     )
 
 
 def _replace_layers(parent: torch.nn.Module, child: str, prefix: str, report: ApplyReport) -> None:
-    """Replace the layers ``child`` of a model, and the model itself if it hands on what its layers return."""
+    """Replace the layers ``child`` of a model, and the model itself if it hands on what its layers return.
+
+    Of layers that were replaced before, the norm that follows is found again.
+    """
     layers: Any = parent._modules[child]
-    forms = [residual_form(layer) for layer in layers]
+    forms = [layer.registry_form if isinstance(layer, ResidualLayer) else residual_form(layer) for layer in layers]
     known = [form for form in forms if not isinstance(form, str)]
     norms = [name for name, one in parent.named_children() if isinstance(one, RmsNormForward)]
-    whole = bool(known) and len(norms) == 1 and not isinstance(parent, Swapped) and hands_on(parent, child, norms[0])
+    free = not isinstance(parent, Swapped) or isinstance(parent, LayerStack)
+    whole = bool(known) and len(norms) == 1 and free and hands_on(parent, child, norms[0])
     # the norm that follows each layer, by its name in the model
     following = [
         "" if isinstance(form, str) else f"{child}.{at}.{form.first_norm}" for at, form in enumerate(forms) if at
@@ -76,11 +81,17 @@ def _replace_layers(parent: torch.nn.Module, child: str, prefix: str, report: Ap
         if isinstance(form, str):
             report.leave(form, f"{prefix}{child}.{at}")
             continue
-        after = following[at] if whole else ""
-        swap(layer, ResidualLayer, form=form, next=parent.get_submodule(after) if after else None)
-        for norm in (f"{child}.{at}.{form.second_norm}", after):
-            if norm:
-                report.add(PART, f"{prefix}{norm}")
+        # a layer that stands in several places has no one norm that follows it
+        after = following[at] if whole and sum(one is layer for one in layers) == 1 else ""
+        if not isinstance(layer, ResidualLayer):
+            swap(layer, ResidualLayer, form=form, next=None)
+            report.add(PART, f"{prefix}{child}.{at}.{form.second_norm}")
+        norm = parent.get_submodule(after) if after else None
+        if layer.registry_next is not norm:
+            # past torch's own, which would register a module
+            layer.__dict__["registry_next"] = norm
+            if after:
+                report.add(PART, f"{prefix}{after}")
     if known and whole:
         replace_stack(parent)
     elif known:

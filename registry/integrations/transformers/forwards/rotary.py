@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
-from ....dispatch.torch_side.torch_private import transforming
+from ....dispatch.torch_side.states import differentiating_otherwise
 from ..proofs import disagreement
 from ..swapping import Swapped, swap, unswap
 from .cache_appends import APPENDS, QkRotation
@@ -129,7 +129,7 @@ def _by_table(own: QkRotation) -> QkRotation:
             return own(q, k, cos, sin, *args, **kwargs)
         learnt = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
         # another sin: somebody rotates otherwise, with the model's cosines
-        if sin is not held.sin or (learnt and (held.back is None or transforming())):
+        if sin is not held.sin or (learnt and (held.back is None or differentiating_otherwise())):
             return own(q, k, cos, sin, *args, **kwargs)
         query, key = q.transpose(1, 2), k.transpose(1, 2)
         if learnt:
