@@ -24,13 +24,15 @@ from .location import Location, locate
 _Result = TypeVar("_Result")
 
 AnsweredRow = tuple[Any, ...]
+Answer = Callable[[str, Mapping[str, Any]], list[AnsweredRow]]
+"""A function that returns the rows of a query with named values."""
 
 
 @dataclass(frozen=True)
 class Ask:
     """``ask(query, values)`` returns the rows of a query with named values; ``is_file``: SQLite answers, no server."""
 
-    _answer: Callable[[str, Mapping[str, Any]], list[AnsweredRow]]
+    _answer: Answer
     is_file: bool
 
     def __call__(self, query: str, values: Mapping[str, Any]) -> list[AnsweredRow]:
