@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .database.answering import Answer, AnsweredRow, Ask, answered
+from .database.answering import AnsweredRow, Ask, QueryAnswers, answered
 from .database.location import locate
 from .database.packed_rows import ColumnKind, at, places_of_each, read_columns, unlike
 from .errors import InvalidRecordError
@@ -215,7 +215,7 @@ def read_runners(database: str | Path | None, uid: str, seconds: float) -> dict[
     return answered(database, seconds, lambda ask: runners(ask, uid))
 
 
-def runners(ask: Answer, uid: str) -> dict[str, CandidateKey]:
+def runners(ask: QueryAnswers, uid: str) -> dict[str, CandidateKey]:
     """The fastest candidate of each implementation in the finals of a decision, else in the trials of its problem.
 
     The winner's own implementation is among them.

@@ -24,7 +24,7 @@ from .location import Location, locate
 _Result = TypeVar("_Result")
 
 AnsweredRow = tuple[Any, ...]
-Answer = Callable[[str, Mapping[str, Any]], list[AnsweredRow]]
+QueryAnswers = Callable[[str, Mapping[str, Any]], list[AnsweredRow]]
 """A function that returns the rows of a query with named values."""
 
 
@@ -32,7 +32,7 @@ Answer = Callable[[str, Mapping[str, Any]], list[AnsweredRow]]
 class Ask:
     """``ask(query, values)`` returns the rows of a query with named values; ``is_file``: SQLite answers, no server."""
 
-    _answer: Answer
+    _answer: QueryAnswers
     is_file: bool
 
     def __call__(self, query: str, values: Mapping[str, Any]) -> list[AnsweredRow]:
