@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tuning_db.database.answering import AnsweredRow, Ask
-from tuning_db.database.packed_rows import SEPARATOR, PackedTexts, at, places_of_each, read_columns, unlike
+from tuning_db.database.packed_rows import SEPARATOR, ColumnKind, PackedTexts, at, places_of_each, read_columns, unlike
 
-COLUMNS = {"word": "text", "amount": "number"}
+COLUMNS: dict[str, ColumnKind] = {"word": "text", "amount": "number"}
 CUT = SEPARATOR.decode()
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
@@ -34,7 +34,7 @@ def read(rows: Sequence[tuple[Any, Any]], *, is_file: bool = True) -> tuple[list
             asked.append(query)
             return raw.execute(query, values).fetchall()
 
-        found = read_columns(Ask(answer, is_file), COLUMNS, "FROM stored ORDER BY rowid", {})  # type: ignore[arg-type]
+        found = read_columns(Ask(answer, is_file), COLUMNS, "FROM stored ORDER BY rowid", {})
     return found, len(asked)
 
 
