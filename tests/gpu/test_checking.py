@@ -190,11 +190,20 @@ def test_a_race_in_shared_memory_is_found(tmp_path: Path) -> None:
     done = check_plugin(CheckRequest(str(file), architectures=("sm_90",), database=str(tmp_path / "none.db")))
     verdicts = {each.name: (each.verdict, each.reason) for each in done.outcomes}
     assert verdicts["racecheck"][0] == "failed", verdicts
+    assert "Race reported" in verdicts["racecheck"][1] or "hazard" in verdicts["racecheck"][1], verdicts
+    assert verdicts["memcheck"] == ("passed", ""), verdicts
 
 
 @pytest.mark.skipif(sanitizer.sanitizer() is None, reason="needs compute-sanitizer")
 def test_a_kernel_that_writes_beyond_its_output_is_found(tmp_path: Path) -> None:
     done = checked(tmp_path, "offsets < n + 512")
-    failed = {each.name for each in done.outcomes if each.verdict == "failed"}
-    assert "numerics" in failed
-    assert not done.ok
+    found = {each.name: each for each in done.outcomes}
+    assert found["numerics"].verdict == "failed"
+    assert found["memcheck"].verdict == "failed", found["memcheck"]
+    assert "Invalid __global__ write" in found["memcheck"].reason
+
+
+@pytest.mark.skipif(sanitizer.sanitizer() is None, reason="needs compute-sanitizer")
+def test_the_sanitizer_has_nothing_against_a_kernel_that_is_right(tmp_path: Path) -> None:
+    found = {each.name: each for each in checked(tmp_path, "offsets < n").outcomes}
+    assert {tool: found[tool].verdict for tool in sanitizer.TOOLS} == dict.fromkeys(sanitizer.TOOLS, "passed"), found
