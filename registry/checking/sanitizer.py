@@ -15,7 +15,12 @@ from typing import Any
 
 from .steps import CheckFinding
 
-TOOLS = ("memcheck", "racecheck")
+_OPTIONS = {
+    # a call of the driver's API that fails is a probe of a library, or its error reaches the caller
+    "memcheck": ("--report-api-errors", "no"),
+    "racecheck": (),
+}
+TOOLS = tuple(_OPTIONS)
 _FOUND = 86
 """The exit code by which the sanitizer tells that it has found something."""
 
@@ -46,12 +51,18 @@ def sanitized(tool: str, arguments: Mapping[str, Any]) -> CheckFinding:
     if program is None:
         return CheckFinding("skipped", f"compute-sanitizer is not installed: {HOW_TO_INSTALL}")
     call = [sys.executable, "-m", "registry.checking.sanitized_call", json.dumps(arguments)]
-    command = [program, "--tool", tool, "--error-exitcode", str(_FOUND), "--target-processes", "all", *call]
+    options = ["--tool", tool, "--error-exitcode", str(_FOUND), "--target-processes", "all", *_OPTIONS[tool]]
     # torch's allocator hides where a tensor ends
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, errors="replace"
+            [program, *options, *call],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            errors="replace",
         )
     except subprocess.TimeoutExpired:
         return CheckFinding("skipped", f"{tool} took more than {_TIMEOUT_S} s")
