@@ -56,7 +56,7 @@ class CppRotaryKvAppend(CppImplementation):
         positions = index_strides(problem, "positions", (problem.q_len, 1)) if problem.positions else (0, 0)
         (length,) = index_strides(problem, "cache_seqlens", (1,))
         tensors = ("rotated", "kv_lens", "query", "key", "value", "cos_sin_cache", "k_cache", "v_cache")
-        sizes = (problem.batch * problem.q_len, problem.q_len, problem.heads, problem.kv_heads)
+        sizes = (problem.batch * problem.q_len, problem.q_len, problem.kv_len, problem.heads, problem.kv_heads)
         strides = (*positions, *query, *key, *value, *(table_strides(problem) or ()), *k_cache, *v_cache, length)
         element, traits = ELEMENT_TYPES[problem.dtype], problem.traits
         return Launch(

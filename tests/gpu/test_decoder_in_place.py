@@ -101,6 +101,20 @@ def test_a_rotation_with_append_is_captured_and_replayed(name: str) -> None:
         assert lengths.tolist() == [new + 1] * 3
 
 
+def test_tokens_that_have_no_room_are_not_written() -> None:
+    _, parts = fused(6)
+    given = [part.unflatten(0, (3, 2)) for part in parts]
+    rooms = [torch.randn(5, 20, KV_HEADS, WIDTH, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    before = [x.clone() for x in rooms]
+    lengths = torch.tensor([19, 20, 1_000_000], device="cuda", dtype=torch.int32)
+    angles = torch.zeros(3, 2, WIDTH, device="cuda", dtype=torch.bfloat16)
+    with registry.using(rotary_kv_append="triton.block"):
+        _, kv_lens = registry.call("rotary_kv_append", *given, angles, *(x[1:4] for x in rooms), lengths)
+    assert kv_lens.tolist() == [20, 20, 20]
+    for own, kept in zip(rooms, before, strict=True):
+        assert {tuple(slot) for slot in (own != kept).nonzero()[:, :2].tolist()} == {(1, 19)}
+
+
 def test_data_are_checked_but_not_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNEL_REGISTRY_CHECK", "1")
     call = Dispatcher(Catalog()).op("rotary_embedding")

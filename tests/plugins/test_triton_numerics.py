@@ -197,6 +197,27 @@ def test_numerics_of_written_weights_and_torchs_grouped_product(zeros: str) -> N
         assert found.ok, (problem, config, found)
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.usefixtures("_interpreter_that_loops")
+def test_numerics_of_tokens_that_have_no_room() -> None:
+    """Of two new tokens those beyond the cache's 9 slots are left out, in whichever block they are."""
+    op, device = OPS["rotary_kv_append"], Device.of("cpu")
+    (implementation,) = FORMS[op.name]
+    sizes = {"batch": 3, "heads": 4, "kv_heads": 2, "q_len": 2, "kv_len": 9, "head_dim": 16, "rotary_dim": 16}
+    problem = op.problem_of({**sizes, "positions": False, "style": "neox", "dtype": "float32"})
+    values = op.inputs(problem, "normal", torch.Generator().manual_seed(3))
+    lengths = torch.tensor([8, 9, 1_000_000], dtype=torch.int32)
+    for config in implementation.space(problem, device).configs[::7]:
+        rooms = [torch.randn(5, 9, 2, 16) for _ in range(2)]
+        behind = with_tensors(rooms, torch.clone)
+        given = (*values[:4], *(x[1:4] for x in rooms), lengths, *values[7:])
+        plan = build(op, Candidate(implementation, config), problem, op.arguments(given), device)
+        _, kv_lens = plan(*given)
+        assert kv_lens.tolist() == [9, 9, 9]
+        for own, kept in zip(rooms, behind, strict=True):
+            assert {tuple(slot) for slot in (own != kept).nonzero()[:, :2].tolist()} == {(1, 8)}, config
+
+
 MIXED = [
     *(("rms_norm", place) for place in (0, 1)),
     *(("rms_norm_backward", place) for place in (0, 1)),

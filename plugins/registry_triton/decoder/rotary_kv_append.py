@@ -60,7 +60,7 @@ class BlockRotaryKvAppend(TritonImplementation):
         return Launch(
             kernels.rotary_kv_append,
             grid=(-(-count // tokens) * blocks,),
-            args=(*tensors, "cache_seqlens", "positions", count, problem.q_len, *strides),
+            args=(*tensors, "cache_seqlens", "positions", count, problem.q_len, problem.kv_len, *strides),
             constants={
                 "QUERIES": problem.heads,
                 "KEYS": problem.kv_heads,

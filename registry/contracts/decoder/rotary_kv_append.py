@@ -2,8 +2,8 @@
 
 It is rotary_embedding and the append of ``flash_attn_with_kvcache`` in one pass: it writes to two arguments, returns
 rotated queries and the new lengths, as attention_decode takes them, and has no gradient. Positions and lengths are on
-the device and are not read by the host: with one outside of the table, or of the cache, memory beside it is read or
-written. ``KERNEL_REGISTRY_CHECK=1`` finds such a call.
+the device and are not read by the host: with a position outside of the table, memory beside it is read; a token that
+has no room in the cache is not written, or raises. ``KERNEL_REGISTRY_CHECK=1`` finds such calls.
 """
 
 from __future__ import annotations

@@ -100,6 +100,22 @@ def test_sequences_may_share_their_positions_and_their_length(name: str) -> None
     assert kv_lens.tolist() == [7, 7, 7]
 
 
+def test_tokens_that_have_no_room_are_not_written() -> None:
+    for kind, length in itertools.product((torch.int32, torch.int64), (8, 9, 2**31 - 3, -1)):
+        values, behind = drawn(SIZES[0], torch.float32), torch.randn(2, 4, 9, 2, 16)
+        rooms = [x.clone() for x in behind]
+        caches = [x[1:3] for x in rooms]
+        lengths = torch.tensor([length, 3], dtype=kind)
+        given = [x[:2] for x in values[:3]]
+        rotated, kv_lens = run("cpp.heads", *given, values[3], *caches, lengths, torch.zeros(2, 2, dtype=kind))
+        assert kv_lens.tolist() == [min(length + 2, 9), 5]
+        assert torch.isfinite(rotated).all()
+        for own, before, new in zip(rooms, behind, given[1:], strict=True):
+            written = {(sequence, *slot) for sequence, *slot in (own != before).nonzero()[:, :2].tolist()}
+            assert written == {(1, at) for at in (length, length + 1) if 0 <= at < 9} | {(2, 3), (2, 4)}
+            assert new.isfinite().all()
+
+
 def test_there_may_be_no_sequences_and_no_tokens() -> None:
     values = drawn((2, 1, 4, 2, 9, 16, 16), torch.float32)
     lengths, positions = torch.tensor([3, 4]), torch.zeros(2, 1, dtype=torch.int64)

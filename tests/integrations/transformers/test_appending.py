@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch._inductor.utils import run_and_get_code
 
-from registry.errors import RegistryError
+from registry.errors import OutOfRangeError, RegistryError
 from registry.integrations.transformers import apply, restore
 from registry.integrations.transformers.forwards import cache_appends
 
@@ -248,3 +248,20 @@ def test_generate_compiles_its_steps_and_makes_the_plain_models_tokens() -> None
         how = {"cache_implementation": "static", "disable_compile": not applied}
         found.append(model.generate(prompt(), max_new_tokens=8, do_sample=False, **how).tolist())
     assert found[0] == found[1]
+
+
+def test_a_full_cache_is_told_before_anything_is_written() -> None:
+    applied = tiny("llama")
+    apply(applied)
+    cache = transformers.StaticCache(config=applied.config, max_cache_len=9)
+    tokens, given = prompt(2)[:, :8], {cache_name(applied): cache}
+    with torch.no_grad():
+        applied(tokens, **given)
+        applied(tokens[:, :1], **given)
+        kept = [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
+        with pytest.raises(OutOfRangeError, match="a StaticCache of 9 tokens has 9, and 1 are new") as told:
+            applied(tokens[:, :1], **given)
+    assert "max_cache_len" in str(told.value.hint)
+    for (keys, values), layer in zip(kept, cache.layers, strict=True):
+        assert torch.equal(layer.keys, keys)
+        assert torch.equal(layer.values, values)

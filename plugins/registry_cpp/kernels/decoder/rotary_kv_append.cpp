@@ -1,6 +1,7 @@
 // Rotates queries into a tensor of their own and keys into a cache, and copies values to theirs; after the rotation of
 // rotary_embedding.cpp, which rotates what is copied there in place. LENGTH is the type of lengths, DIM elements a head.
-// Without positions the table has a row for each token, with positions those of all.
+// Without positions the table has a row for each token, with positions those of all. Tokens beyond a sequence's `room`
+// are not written.
 
 namespace {
 
@@ -18,8 +19,8 @@ inline void copy_heads(T *to, int64_t to_stride, const T *from, int64_t from_str
 // The heads of all tokens, of a token those of query first, are dealt to the threads.
 inline void rotary_kv_append(T *rotated, int32_t *kv_lens, const T *query, const T *key, const T *value,
                              const TABLE *table, T *k_cache, T *v_cache, const LENGTH *lengths,
-                             const POSITION *positions, int64_t tokens, int64_t q_len, int64_t queries, int64_t keys,
-                             int64_t position_sequence, int64_t position_token, int64_t query_sequence,
+                             const POSITION *positions, int64_t tokens, int64_t q_len, int64_t room,
+                             int64_t queries, int64_t keys, int64_t position_sequence, int64_t position_token, int64_t query_sequence,
                              int64_t query_token, int64_t query_head, int64_t key_sequence, int64_t key_token,
                              int64_t key_head, int64_t value_sequence, int64_t value_token, int64_t value_head,
                              int64_t table_sequence, int64_t table_row, int64_t k_cache_sequence, int64_t k_cache_slot,
@@ -51,7 +52,9 @@ inline void rotary_kv_append(T *rotated, int32_t *kv_lens, const T *query, const
                 continue;
             const int64_t slot = lengths[sequence * length_stride] + place;
             if (first == 0 && place + 1 == q_len)
-                kv_lens[sequence] = static_cast<int32_t>(slot + 1);
+                kv_lens[sequence] = static_cast<int32_t>(slot < room ? slot + 1 : room);
+            if (slot < 0 || slot >= room)
+                continue;
             to = at(k_cache, of_k_cache, slot);
             copy_heads(to, k_cache_head, at(key, of_key, place), key_head, first, last);
             rotate_heads(to, k_cache_head, first, last, angles);

@@ -47,20 +47,20 @@ def _heads(x, sequence, place, head, sequence_stride, place_stride, head_stride)
     return x + token[:, None, None] + head.to(tl.int64)[None, :, None] * head_stride
 
 
-@triton.jit(do_not_specialize=["tokens", "q_len"])
+@triton.jit(do_not_specialize=["tokens", "q_len", "room"])
 def rotary_kv_append(
-    rotated, kv_lens, query, key, value, table, k_cache, v_cache, lengths, positions, tokens, q_len, position_sequence,
-    position_token, query_sequence, query_token, query_head, key_sequence, key_token, key_head, value_sequence,
-    value_token, value_head, table_sequence, table_row, k_cache_sequence, k_cache_slot, k_cache_head, v_cache_sequence,
-    v_cache_slot, v_cache_head, length_stride, QUERIES: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
-    SPAN: tl.constexpr, NEOX: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, REST_SPAN: tl.constexpr,
-    TOKENS: tl.constexpr, HEADS: tl.constexpr,
+    rotated, kv_lens, query, key, value, table, k_cache, v_cache, lengths, positions, tokens, q_len, room,
+    position_sequence, position_token, query_sequence, query_token, query_head, key_sequence, key_token, key_head,
+    value_sequence, value_token, value_head, table_sequence, table_row, k_cache_sequence, k_cache_slot, k_cache_head,
+    v_cache_sequence, v_cache_slot, v_cache_head, length_stride, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    DIM: tl.constexpr, SPAN: tl.constexpr, NEOX: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr,
+    REST_SPAN: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """A program takes TOKENS tokens of HEADS of the QUERIES heads of query, or of the KEYS heads of key and value.
 
     ``query_sequence``, ``query_token`` and ``query_head`` are strides. Without positions the table has a row for each
     token, with positions those of all. Of a head's DIM elements the first 2 HALF are rotated; SPAN >= DIM,
-    PAIRS >= HALF and REST_SPAN >= DIM - 2 HALF are powers of two.
+    PAIRS >= HALF and REST_SPAN >= DIM - 2 HALF are powers of two. Tokens beyond a sequence's ``room`` are not written.
     """
     query_blocks: tl.constexpr = (QUERIES + HEADS - 1) // HEADS
     blocks: tl.constexpr = query_blocks + (KEYS + HEADS - 1) // HEADS
@@ -87,10 +87,12 @@ def rotary_kv_append(
         _rotate_into(target, source, own, cos, sin, NEOX, HALF, PAIRS, rest, REST_SPAN)
     else:
         head = (block - query_blocks) * HEADS + tl.arange(0, HEADS)
-        own = there[:, None, None] & (head < KEYS)[None, :, None]
         slot = tl.load(lengths + sequence * length_stride, mask=there, other=0) + new
         if block == query_blocks:
-            tl.store(kv_lens + sequence, (slot + 1).to(tl.int32), mask=there & (new == q_len - 1))
+            length = tl.minimum(slot + 1, room).to(tl.int32)
+            tl.store(kv_lens + sequence, length, mask=there & (new == q_len - 1))
+        kept = there & (slot >= 0) & (slot < room)
+        own = kept[:, None, None] & (head < KEYS)[None, :, None]
         item = tl.arange(0, SPAN)[None, None, :]
         copied = own & (item < DIM)
         source = _heads(value, sequence, new, head, value_sequence, value_token, value_head)

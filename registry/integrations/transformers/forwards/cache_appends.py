@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 from transformers.cache_utils import StaticLayer
 
 from ....api import call
-from ....errors import RegistryError
+from ....errors import OutOfRangeError, RegistryError
 from ....tracing import refuse
 
 QkRotation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -107,6 +107,7 @@ class AppendStep:
         if held is None or _learns(value) or not _fits(held, key, value):
             self._rotated, key = own(q, k, cos, sin)
             return self._cache.update(key, value, *args, **kwargs)
+        _check_room(held, key.shape[2])
         given = (x.transpose(1, 2) for x in (q, key, value))
         caches = (held.keys.transpose(1, 2), held.values.transpose(1, 2))
         lengths = held.cumulative_length.expand(len(key))
@@ -182,6 +183,17 @@ def _fits(held: Any, key: torch.Tensor, value: torch.Tensor) -> bool:
     fits = key.shape == value.shape == (batch, heads, key.shape[2], width) and key.shape[2] <= room
     alike = key.dtype is value.dtype is held.keys.dtype is held.values.dtype
     return fits and alike and held.keys.shape == held.values.shape
+
+
+def _check_room(held: Any, new: int) -> None:
+    """Raise OutOfRangeError for ``new`` tokens that have no room in a layer whose length the host need not wait for."""
+    if is_compiling() or held.cumulative_length.device.type != "cpu":
+        return
+    room, there = held.keys.shape[2], int(held.cumulative_length)
+    if there + new > room:
+        raise OutOfRangeError(
+            f"a StaticCache of {room} tokens has {there}, and {new} are new", hint="make it with a larger max_cache_len"
+        )
 
 
 def _refuse() -> None:
