@@ -203,7 +203,13 @@ def test_numerics_of_tokens_that_have_no_room() -> None:
     """Of two new tokens those beyond the cache's 9 slots are left out, in whichever block they are."""
     op, device = OPS["rotary_kv_append"], Device.of("cpu")
     (implementation,) = FORMS[op.name]
-    sizes = {"batch": 3, "heads": 4, "kv_heads": 2, "q_len": 2, "kv_len": 9, "head_dim": 16, "rotary_dim": 16}
+    sizes: Mapping[str, Value] = dict(
+        zip(
+            ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "rotary_dim"),
+            (3, 4, 2, 2, 9, 16, 16),
+            strict=True,
+        )
+    )
     problem = op.problem_of({**sizes, "positions": False, "style": "neox", "dtype": "float32"})
     values = op.inputs(problem, "normal", torch.Generator().manual_seed(3))
     lengths = torch.tensor([8, 9, 1_000_000], dtype=torch.int32)
