@@ -11,7 +11,7 @@ from .search.findings import Findings
 from .search.state import SearchState
 
 _SETUP_S, _START_S = 0.3, 2.0
-"""Seconds for a problem's set-up in a block of finals, and for the start of a block's process."""
+"""Seconds for a problem's set-up in a block of finals, at least, and for the start of a block's process."""
 _SAMPLE_US = 200.0
 """Microseconds of a sample of a short launch."""
 _ENTRANTS = 5
@@ -94,6 +94,12 @@ class TimeLeft:
         pace = self._search_s / max(1, self._searched)
         return self._limited(batch + others * (pace + (taken + batch) / max(1, len(searched))))
 
+    def has_room_for_two(self, over: int) -> bool:
+        """Whether two more blocks of a batch's finals fit into the time limit, of which ``over``, one at least, are."""
+        now = time.monotonic()
+        pace = (now - self._batch_began) / over
+        return self._limit_s is None or now - self._began + 2 * pace <= self._limit_s
+
     def _finals_of(self, problems: int, over: Sequence[SearchState], active: Sequence[SearchState]) -> float:
         if self._decided:
             return problems * self._finals_s / self._decided
@@ -114,5 +120,8 @@ def finals_seconds(searched: Sequence[Findings], devices: int = 1) -> float:
     rounds_s = sum(
         min(findings.seconds, MOST_BLOCKS * ROUNDS * _ENTRANTS * max(us, _SAMPLE_US) / 1e6) for findings, us in right
     )
-    looks_s = sum(MOST_BLOCKS * (_SETUP_S + _ENTRANTS * us / 1e6) for _, us in right)
+    looks_s = sum(
+        MOST_BLOCKS * (max(_SETUP_S, findings.setup_seconds(_ENTRANTS)) + _ENTRANTS * us / 1e6)
+        for findings, us in right
+    )
     return (rounds_s + looks_s) / min(devices, len(right)) + MOST_BLOCKS * _START_S

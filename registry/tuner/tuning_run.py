@@ -186,7 +186,7 @@ class TuningRun:
         self._left.finals_begin(len(finished))
         finals = Finals(self._store, self._protocol, self._in_finals(finished), self._noise, self._earlier_noise)
         with self._timed("finals_seconds"):
-            for result in finals.run(finished, self._crew, dismiss=last):
+            for result in finals.run(finished, self._crew, dismiss=last, room_for_two=self._left.has_room_for_two):
                 self._results.append(result)
                 self._observe(ProblemDecided(result))
         self._noise = finals.noise

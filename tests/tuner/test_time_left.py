@@ -24,6 +24,10 @@ class Clock:
 class Found:
     best_us: float | None = 100.0
     seconds: float = 30.0
+    setup_s: float = 0.0
+
+    def setup_seconds(self, entrants: int) -> float:
+        return self.setup_s * entrants
 
 
 @dataclass
@@ -101,6 +105,25 @@ def test_searches_end_in_time_for_their_finals(clock: Clock) -> None:
     assert left.out_of_time([], active)
     assert left.out_of_time([], []), "once and for all"
     assert TimeLeft(4, None).out_of_time([], []) is False
+
+
+def test_finals_of_problems_whose_set_up_is_slow_begin_earlier(clock: Clock) -> None:
+    usual, slow = finals_seconds([Found()] * 20), finals_seconds([Found(setup_s=0.2)] * 20)  # type: ignore[list-item]
+    assert slow == pytest.approx(usual + 20 * 5 * (1.0 - 0.3))
+    left: Any = TimeLeft(20, usual + 30.0)
+    left.batch_begins()
+    assert not left.out_of_time([], [Search(3, 8)] * 20)
+    assert left.out_of_time([], [Search(3, 8, Found(setup_s=0.2))] * 20)
+
+
+@pytest.mark.parametrize(("limit", "room"), [(None, True), (59.0, False), (61.0, True)])
+def test_another_block_is_held_where_two_fit_into_the_limit(clock: Clock, limit: float | None, room: bool) -> None:
+    left: Any = TimeLeft(4, limit)
+    left.batch_begins()
+    clock.now += 20
+    left.finals_begin(4)
+    clock.now += 20
+    assert left.has_room_for_two(2) is room
 
 
 def test_finals_of_slow_problems_take_their_seconds_and_of_nothing_right_none() -> None:

@@ -66,7 +66,7 @@ class Contest:
     previous: Decision | None
     challengers: list[Candidate]
     wanted: int = MOST_BLOCKS
-    """The number of blocks of this contest, fixed before the first block is timed."""
+    """The number of blocks of this contest, fixed before the first block is timed; fewer where time is short."""
     rounds: int = ROUNDS
     """The number of rounds of a block, fixed with that of the blocks."""
     rows: list[Final] = field(default_factory=list)

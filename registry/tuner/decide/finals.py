@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol as Typed
 
@@ -19,6 +19,7 @@ from ..verify.probe_inputs import group_of
 from .contest import Contest, Met, challengers
 from .judge import (
     ATTEMPTS,
+    BLOCKS,
     MOST_BLOCKS,
     Verdict,
     blocks_of_each,
@@ -82,19 +83,31 @@ class Finals:
         """The number of blocks of the problem that has the most."""
         return max((contest.wanted for contest in self._contests), default=0)
 
-    def run(self, searched: Sequence[Findings], runner: BlockRunner, *, dismiss: bool = False) -> Iterator[Result]:
+    def run(
+        self,
+        searched: Sequence[Findings],
+        runner: BlockRunner,
+        *,
+        dismiss: bool = False,
+        room_for_two: Callable[[int], bool] = lambda _: True,
+    ) -> Iterator[Result]:
         """Hold the finals, publish, and return the result of each problem, one after another.
 
         Where another run has published meanwhile, finals against its winner follow, three at most in all; they begin
         with a fresh worker. ``dismiss``: let the worker end after the blocks, since nothing else needs it.
+        ``room_for_two``: given a number of blocks that are over, whether two more fit into the run's time.
         """
         self.prepare(searched, runner)
         for attempt in range(1, ATTEMPTS + 1):
-            for number in range(self.blocks):
+            number = 0
+            while number < self.blocks:
+                if BLOCKS - 1 <= number < self.blocks - 1 and not room_for_two(number):
+                    self._end_after(number + 1)
                 taking_part = sum(number < contest.wanted for contest in self._contests)
                 self._observe(BlockStarted(number + 1, self.blocks, taking_part))
                 runner.replace_workers(last=number == self.blocks - 1)
                 self.block(number, runner)
+                number += 1
             asks = any(contest.findings.plan.op.transfers for contest in self._contests)
             if dismiss and not asks:
                 runner.dismiss_workers()
@@ -103,6 +116,12 @@ class Finals:
                 runner.dismiss_workers()
             if not self.contests:
                 return
+
+    def _end_after(self, blocks: int) -> None:
+        """Have no contest more blocks: time is short, whatever they have shown."""
+        self._observe(Note(f"finals end after block {blocks} of {self.blocks}: the time limit has no room for more"))
+        for contest in self._contests:
+            contest.wanted = min(contest.wanted, blocks)
 
     def prepare(self, searched: Sequence[Findings], runner: BlockRunner) -> None:
         """Choose incumbents and challengers, hold the pre-final that leaves two of them, and probe who is left."""

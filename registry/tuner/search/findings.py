@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,6 +54,23 @@ class Findings:
         self._tried: dict[str, Finding] = {}
         self._artifacts: dict[str, tuple[Artifact, ...]] = {}
         self._probed: set[str] = set()
+        self._load_s: list[float] = []
+        self._ready_s: list[float] = []
+
+    def took(self, steps: Mapping[str, float]) -> None:
+        """Take in the seconds of a trial's steps on the device."""
+        if "load" in steps:
+            self._load_s.append(steps["load"])
+            self._ready_s.append(steps["load"] + steps.get("verify", 0.0))
+
+    def setup_seconds(self, entrants: int) -> float:
+        """About the seconds that a fresh process needs before it times so many candidates; 0 before any trial.
+
+        The longest loading is that of the first trial, which made the inputs and what they give in float64.
+        """
+        if not self._load_s:
+            return 0.0
+        return max(self._load_s) + entrants * statistics.median(self._ready_s)
 
     def learn(self, told: Finding) -> None:
         """Take in the outcome of a trial."""

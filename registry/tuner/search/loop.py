@@ -307,6 +307,7 @@ class SearchLoop:
         probed = outcome.details.get(PROBED) is True
         told = Finding(candidate, stored.status, stored.median_us, stored.censored, stored.uid, stored.message, probed)
         search.learn(told, asked=not shared)
+        search.findings.took(outcome.details.get("seconds", {}))
         self.trials += 1
         self._observe(
             TrialDone(

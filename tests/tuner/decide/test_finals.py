@@ -193,6 +193,27 @@ def test_the_default_and_its_copy_meet_two_challengers_in_fresh_processes(
     assert [event for event in events if isinstance(event, FinalsStarted)] == [FinalsStarted(1, MOST_BLOCKS)]
 
 
+def test_finals_for_which_time_is_short_end_after_three_blocks_and_decide(
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
+) -> None:
+    recorder, bench, asked, events = recorders(), Bench(HONEST), list[int](), list[Event]()
+
+    def room_for_two(over: int) -> bool:
+        asked.append(over)
+        return False
+
+    finals = Finals(recorder, TimingProtocol.of(CPU), events.append, QUIET)
+    search = searched(planned, recorder, HONEST)
+    (result,) = finals.run([search], bench, room_for_two=room_for_two)
+    assert asked == [BLOCKS - 1], "three blocks are held in any case"
+    assert len(bench.finals) == BLOCKS
+    assert bench.workers == [False, False, True], "the last one ends with its block"
+    assert bench.finals[-1].verify
+    assert (result.verdict, winner(recorder, planned)) == ("new", "honest 1")
+    (told,) = [event.message for event in events if isinstance(event, Note)]
+    assert told == f"finals end after block 3 of {MOST_BLOCKS}: the time limit has no room for more"
+
+
 def test_a_challenger_that_is_behind_in_the_pre_final_does_not_go_on(
     planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
