@@ -21,7 +21,8 @@ _KEEPER = "registry.tuner.processes.keeper"
 
 
 def tune() -> None:
-    """Entry point of the script ``tune``."""
+    """Entry point of the script ``tune``; SIGTERM, by which job schedulers end a program, is a Ctrl-C to it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     _start("tune", "registry.cli.tune")
 
 
@@ -50,6 +51,8 @@ def hear_no_more() -> None:
     while True:
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
         except KeyboardInterrupt:  # another Ctrl-C, in between
             continue
         return

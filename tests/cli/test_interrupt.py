@@ -1,4 +1,4 @@
-"""Ctrl-C: what was measured is kept, the command says so and ends with 130."""
+"""Ctrl-C, and SIGTERM to ``tune``: what was measured is kept, the command says so and ends with 130."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Interrupting:
         self.tried += '"event": "trial_done"' in text
         if self.tried == 1 and text.endswith("\\n"):
             self.tried += 1
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.{signal})
         return count
     def __getattr__(self, name):
         return getattr(self.told, name)
@@ -121,11 +121,12 @@ kernel_registry.tune()
 """
 
 
-def test_ctrl_c_keeps_the_trials(tmp_path: Path, shapes: Path, own_lock: None) -> None:
+@pytest.mark.parametrize("told_by", ["SIGINT", "SIGTERM"])
+def test_ctrl_c_keeps_the_trials(tmp_path: Path, shapes: Path, own_lock: None, told_by: str) -> None:
     command = ["--shapes", shapes, "--device", "cpu", "--json", "--db", tmp_path / "kept.db"]
     # one that is tried at once, and one that is still being compiled then: its cache is empty
     command += ["--implementations", "torch.native,cpp.blocks"]
-    done = fresh.run("-c", INTERRUPTED_AT_A_TRIAL, *command, limit_s=120)
+    done = fresh.run("-c", INTERRUPTED_AT_A_TRIAL.format(signal=told_by), *command, limit_s=120)
     assert done.returncode == 130, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert [event["event"] for event in told].count("trial_done") >= 1
