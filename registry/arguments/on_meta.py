@@ -19,7 +19,7 @@ _SIZES_FOLLOW = frozenset(
         add sub mul div true_divide floor_divide remainder pow maximum minimum where eq ne lt le gt ge logical_and
         logical_or logical_not abs neg sign round floor ceil exp log sqrt rsqrt square sigmoid tanh relu clamp clamp_min
         clamp_max nan_to_num and or xor invert lshift rshift floordiv truediv mod radd rsub rmul rtruediv rpow rfloordiv
-        rmod iadd isub imul itruediv softmax sum mean amax amin cumsum zeros_like ones_like empty_like
+        rmod iadd isub imul itruediv ior softmax sum mean amax amin cumsum zeros_like ones_like empty_like
         """,
     )
 )
