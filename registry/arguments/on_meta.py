@@ -74,7 +74,8 @@ def _is_followed(func: Callable[..., Any], args: tuple[Any, ...], given: Mapping
         return False
     named = any(isinstance(one, torch.Tensor) for one in given.values())
     tensors = _tensors(args)
-    return bool(tensors) and not named and all(one.is_meta and one.is_contiguous() for one in tensors)
+    with torch._C.DisableTorchFunction():
+        return bool(tensors) and not named and all(one.is_meta and one.is_contiguous() for one in tensors)
 
 
 def _follow(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -82,18 +83,19 @@ def _follow(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
     It is torch's own answer, or error, if that call fails or returns anything but a tensor.
     """
-    sizes = sorted({size for one in _tensors(args) for size in one.shape if size > 1})
-    small = {0: 0, 1: 1, **{size: number for number, size in enumerate(sizes, 2)}}
-    given = [
-        torch.ones([small[size] for size in one.shape], dtype=one.dtype, device="cpu")
-        if isinstance(one, torch.Tensor)
-        else one
-        for one in args
-    ]
-    try:
-        result = func(*given)
-    except Exception:  # a CPU may lack what other devices have
-        return func(*args)
+    with torch._C.DisableTorchFunction():  # each attribute would pass through the mode of the device
+        sizes = sorted({size for one in _tensors(args) for size in one.shape if size > 1})
+        small = {0: 0, 1: 1, **{size: number for number, size in enumerate(sizes, 2)}}
+        given = [
+            torch.ones([small[size] for size in one.shape], dtype=one.dtype, device="cpu")
+            if isinstance(one, torch.Tensor)
+            else one
+            for one in args
+        ]
+        try:
+            result = func(*given)
+        except Exception:  # a CPU may lack what other devices have
+            result = None
     if not isinstance(result, torch.Tensor):
         return func(*args)
     if result is given[0]:  # in place
