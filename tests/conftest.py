@@ -58,10 +58,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         draw_no_constants_of_ours()
         draw_the_same_each_time()
     items.sort(key=lambda item: place_of(item.nodeid))
-    by_name = any("::" in argument for argument in config.args)
-    if not (by_name or config.getoption("thorough") or "thorough" in config.getoption("markexpr")):
+    if not _asks_for_thorough(config):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Thorough cases become no tests where none is asked for: they were a third of all, made only to be left out.
+
+    One is kept where all are thorough: without a case a test would be made of no parameters.
+    """
+    yield
+    if not _asks_for_thorough(metafunc.config):
+        quick = [case for case in metafunc._calls if not any(mark.name == "thorough" for mark in case.marks)]
+        metafunc._calls[:] = quick or metafunc._calls[:1]
+
+
+def _asks_for_thorough(config: pytest.Config) -> bool:
+    by_name = any("::" in argument for argument in config.args)
+    return bool(by_name or config.getoption("thorough") or "thorough" in config.getoption("markexpr"))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -97,8 +113,10 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def pytest_collection_finish() -> None:
-    """Modules and collected tests stay: to go through them, again and again, took a tenth of the time of tests."""
-    gc.collect()
+    """Modules and collected tests stay: to go through them, again and again, took a tenth of the time of tests.
+
+    To look for garbage among them first would take most of a second of each process, for a tenth of what they hold.
+    """
     gc.freeze()
 
 

@@ -75,8 +75,9 @@ def arguments_of_other_kinds(op: Op, problem: Problem) -> tuple[Arguments, ...]:
 
 def _on_meta(op: Op, problem: Problem, kind: str) -> Arguments:
     with META, OnMeta():
-        arguments = op.arguments(op.draw(problem, kind, torch.Generator()))
-    return arguments.mapped(lambda spec: replace(spec, device=_CPU))
+        made = op.inputs(problem, kind, torch.Generator())
+    # outside of the modes, through both of which each attribute of a tensor would pass
+    return op.arguments(op.parsed.coerced(made)).mapped(lambda spec: replace(spec, device=_CPU))
 
 
 def call_bytes(op: Op, problem: Problem) -> int:

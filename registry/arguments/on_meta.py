@@ -19,7 +19,7 @@ _SIZES_FOLLOW = frozenset(
         add sub mul div true_divide floor_divide remainder pow maximum minimum where eq ne lt le gt ge logical_and
         logical_or logical_not abs neg sign round floor ceil exp log sqrt rsqrt square sigmoid tanh relu clamp clamp_min
         clamp_max nan_to_num and or xor invert lshift rshift floordiv truediv mod radd rsub rmul rtruediv rpow rfloordiv
-        rmod iadd isub imul itruediv softmax sum mean amax amin cumsum zeros_like ones_like empty_like
+        rmod iadd isub imul itruediv ior softmax sum mean amax amin cumsum zeros_like ones_like empty_like
         """,
     )
 )
@@ -74,7 +74,8 @@ def _is_followed(func: Callable[..., Any], args: tuple[Any, ...], given: Mapping
         return False
     named = any(isinstance(one, torch.Tensor) for one in given.values())
     tensors = _tensors(args)
-    return bool(tensors) and not named and all(one.is_meta and one.is_contiguous() for one in tensors)
+    with torch._C.DisableTorchFunction():
+        return bool(tensors) and not named and all(one.is_meta and one.is_contiguous() for one in tensors)
 
 
 def _follow(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -82,18 +83,19 @@ def _follow(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
     It is torch's own answer, or error, if that call fails or returns anything but a tensor.
     """
-    sizes = sorted({size for one in _tensors(args) for size in one.shape if size > 1})
-    small = {0: 0, 1: 1, **{size: number for number, size in enumerate(sizes, 2)}}
-    given = [
-        torch.ones([small[size] for size in one.shape], dtype=one.dtype, device="cpu")
-        if isinstance(one, torch.Tensor)
-        else one
-        for one in args
-    ]
-    try:
-        result = func(*given)
-    except Exception:  # a CPU may lack what other devices have
-        return func(*args)
+    with torch._C.DisableTorchFunction():  # each attribute would pass through the mode of the device
+        sizes = sorted({size for one in _tensors(args) for size in one.shape if size > 1})
+        small = {0: 0, 1: 1, **{size: number for number, size in enumerate(sizes, 2)}}
+        given = [
+            torch.ones([small[size] for size in one.shape], dtype=one.dtype, device="cpu")
+            if isinstance(one, torch.Tensor)
+            else one
+            for one in args
+        ]
+        try:
+            result = func(*given)
+        except Exception:  # a CPU may lack what other devices have
+            result = None
     if not isinstance(result, torch.Tensor):
         return func(*args)
     if result is given[0]:  # in place

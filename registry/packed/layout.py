@@ -47,8 +47,9 @@ def pack(q: torch.Tensor, bits: int = 4) -> torch.Tensor:
     count = per_word(bits)
     packed = torch.zeros((words(q.shape[0], bits), q.shape[1]), dtype=torch.int32, device=q.device)
     for place in range(min(count, q.shape[0])):
-        elements = q[place::count]
-        packed[: elements.shape[0]] |= elements.to(torch.int32) << (bits * place)
+        # of row-major parts the words' sizes are known without torch's compiler where there are no data
+        elements = q[place::count].to(torch.int32).contiguous()
+        packed[: elements.shape[0]] |= elements << (bits * place)
     return packed
 
 
