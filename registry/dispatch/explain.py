@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuning_db import Decision
+from tuning_db import Decision, is_noise
 
 from ..arguments.schema import tensors_in
 from ..device import Device
@@ -269,7 +269,8 @@ def _evidence(told: Explanation, decision: Decision) -> list[str]:
         lines.append(f"  from   {told.source}")
     if decision.ratio is not None and decision.lo is not None and decision.hi is not None:
         interval = f"{decision.lo:.3f} to {decision.hi:.3f}"
-        told_ratio = f"the incumbent took {decision.ratio:.3f} times as long ({interval})"
+        known = f"the incumbent took {decision.ratio:.3f} times as long ({interval})"
+        told_ratio = f"noise ({interval})" if is_noise(decision.lo, decision.hi) else known
         lines.append(f"  finals {decision.verdict or 'decided'}: {told_ratio}")
     if told.software:
         lines.append(f"  marked measured with other versions: {'; '.join(told.software)}")

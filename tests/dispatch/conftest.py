@@ -94,6 +94,7 @@ def publish(store: Store) -> Callable[..., Decision]:
         baselines: Mapping[str, float] | None = None,
         finals: Mapping[str, Mapping[str, Any]] | None = None,
         transfers: Mapping[str, Transfer] | None = None,
+        interval: tuple[float, float] = (1.2, 1.3),
     ) -> Decision:
         device = Device.of("cpu")
         environment = Environment(
@@ -109,8 +110,8 @@ def publish(store: Store) -> Callable[..., Decision]:
             verdict="new",
             baselines=baselines or {},
             ratio=1.25,
-            lo=1.2,
-            hi=1.3,
+            lo=interval[0],
+            hi=interval[1],
             transfers=transfers or {},
         )
         met = {implementation: config, **(finals or {})}

@@ -104,6 +104,16 @@ def test_the_exact_winner_answers(dispatcher: Dispatcher, told: Any, publish: An
     assert "12.50 µs" in story
 
 
+def test_finals_that_tell_nothing_are_told_as_noise(
+    dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor
+) -> None:
+    dispatcher.register(told("a.tuned"))
+    publish(DIMS, "a.tuned", {"block": 4}, interval=(0.593, 1299.756))
+    story = str(dispatcher.explain("softmax", x))
+    assert "finals new: noise (0.593 to 1299.756)" in story
+    assert "times as long" not in story
+
+
 def test_the_nearest_winner_answers_in_log_space(
     dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor
 ) -> None:
