@@ -4,7 +4,7 @@
 
 A small Llama (hidden 512, 8 heads, 2 of keys, 64 wide) reads one token after ``keys`` - 512 of one sequence. The
 database is empty. Ways: ``plain`` is transformers' own model; ``rules`` is it by ``apply``, with the defaults that
-come with the package; ``declared`` is that without them. The ways take turns, round by round; the table has medians
+come with the package; ``declared`` is that without them; ``torch`` is ``rules`` with torch's attention_decode. The ways take turns, round by round; the table has medians
 over rounds, in milliseconds of the host.
 """
 
@@ -28,7 +28,7 @@ from registry.shipped import VARIABLE
 
 from ..arguments import positive
 from .decoding import FILLED, Decoding
-from .timing import milliseconds
+from .timing import Step, milliseconds
 
 SIZES = {
     "hidden_size": 512,
@@ -37,7 +37,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "vocab_size": 2048,
 }
-WAYS = ("plain", "rules", "declared")
+WAYS = ("plain", "rules", "declared", "torch")
 
 
 def model_of(layers: int, dtype: torch.dtype, keys: int) -> Any:
@@ -73,7 +73,16 @@ def measure(layers: int, dtype: torch.dtype, keys: int, steps: int, database: Pa
     with torch.no_grad():
         decodings = {way: decoding_of(way) for way in WAYS}
         forms = {way: one.step(one.model) for way, one in decodings.items()}
+        forms["torch"] = _by_torch(forms["torch"])
         return milliseconds(forms, {way: ready(way) for way in WAYS}, steps)
+
+
+def _by_torch(step: Step) -> Step:
+    def forced() -> Any:
+        with registry.using(attention_decode="torch.native"):
+            return step()
+
+    return forced
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
