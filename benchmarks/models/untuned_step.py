@@ -4,8 +4,8 @@
 
 A small Llama (hidden 512, 8 heads, 2 of keys, 64 wide) reads one token after ``keys`` - 512 of one sequence. The
 database is empty. Ways: ``plain`` is transformers' own model; ``rules`` is it by ``apply``, with the defaults that
-come with the package; ``declared`` is that without them; ``torch`` is ``rules`` with torch's attention_decode. The ways take turns, round by round; the table has medians
-over rounds, in milliseconds of the host.
+come with the package; ``declared`` is that without them; ``torch`` is ``rules`` with torch's attention_decode. The
+ways take turns, round by round; the table has medians over rounds, in milliseconds of the host.
 """
 
 from __future__ import annotations
