@@ -1,10 +1,11 @@
 """The rules for defaults that come with the package, fitted to winners, and how good they are on other problems.
 
     python -m benchmarks.learnt_defaults --winners registry/shipped/nvidia-h200.jsonl --gpu h200 \\
-        --winners cpu.jsonl [--write registry/shipped/defaults.json]
+        --winners benchmarks/results/cpu/winners.jsonl [--write registry/shipped/defaults.json]
 
-Each file is an export of winners (``registry export --winners-only``). ``--gpu`` names the GPU of files that were not
-measured on this machine: fitting asks implementations what they declare for it. The table shows the time of the
+Each file is an export of winners (``registry export --winners-only``); the winners of each hardware in it make rules of
+their own. ``--gpu`` names the GPU of files that were not measured on this machine: fitting asks implementations what
+they declare for it. The table shows the time of the
 default over the fastest implementation's, as a geometric mean: of the rule (five-fold cross-validation) and of what is
 declared.
 """
@@ -15,7 +16,8 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,21 @@ def winners(file: Path) -> list[Decision]:
     winning = {content.decision for content in contents if isinstance(content, WinnerLine)}
     decisions = (content.decision for content in contents if isinstance(content, DecisionLine))
     return [decision for decision in decisions if decision.uid in winning]
+
+
+def by_hardware(decisions: Sequence[Decision]) -> list[list[Decision]]:
+    """The decisions of each hardware, in the order in which these first occur."""
+    found: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        found.setdefault(canonical_json(dict(decision.environment.hardware)), []).append(decision)
+    return list(found.values())
+
+
+def device_of(hardware: Mapping[str, Any], gpu: str | None = None) -> Device:
+    """The device that winners were measured on: ``gpu`` of GPUS, a GPU that is here, or a CPU of that identity."""
+    if hardware["type"] == "cpu":
+        return replace(Device.of("cpu"), **hardware)
+    return GPUS[gpu] if gpu else Device.of(str(hardware["type"]))
 
 
 def rules(decisions: Sequence[Decision], device: Device, catalog: Catalog) -> tuple[dict[str, Any], list[str]]:
@@ -72,15 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     catalog, records = Catalog(), []
     for file in options.winners:
-        decisions = winners(file)
-        here = decisions[0].environment.hardware
-        decisions = [one for one in decisions if canonical_json(one.environment.hardware) == canonical_json(here)]
-        device = GPUS[options.gpu] if here["type"] == "cuda" and options.gpu else Device.of(str(here["type"]))
-        found, table = rules(decisions, device, catalog)
-        print(f"\n{here['name']}, {len(decisions)} winners of {file.name}\n")
-        print("| op | problems | declared over fastest | rule over fastest, held out | rule |\n" + "|" + " --- |" * 5)
-        print("\n".join(table))
-        records.append({"hardware": dict(here), "defaults": found})
+        for decisions in by_hardware(winners(file)):
+            here = decisions[0].environment.hardware
+            found, table = rules(decisions, device_of(here, options.gpu), catalog)
+            print(f"\n{here['name']} ({here['architecture']}), {len(decisions)} winners of {file.name}\n")
+            print("| op | problems | declared over fastest | rule over fastest, held out | rule |\n|" + " --- |" * 5)
+            print("\n".join(table))
+            records.append({"hardware": dict(here), "defaults": found})
     if options.write:
         text = ",\n".join(json.dumps(record, sort_keys=True) for record in records)
         options.write.write_text(f"[\n{text}\n]\n")

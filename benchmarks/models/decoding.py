@@ -24,16 +24,25 @@ def cache_name(model: Any) -> str:
 
 
 class Decoding:
-    """One model's decode steps: each call is the token after ``FILLED`` ones, whose keys and values are random.
+    """One model's decode steps: each call is the token after ``filled`` ones, whose keys and values are random.
 
+    context   the tokens that the cache has room for
     settings  what Inductor's configuration is while the model is compiled, beside its defaults
     logits    those of the step, equal for equal models
     First steps run here, as they are: kernels that are compiled or tuned at their first call are so outside of graphs.
     """
 
-    def __init__(self, model: Any, batch: int, settings: Mapping[str, Any] | None = None) -> None:
-        self.model, self.settings = model, dict(settings or {})
-        self.cache = transformers.StaticCache(config=model.config, max_cache_len=CONTEXT)
+    def __init__(
+        self,
+        model: Any,
+        batch: int,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        context: int = CONTEXT,
+        filled: int = FILLED,
+    ) -> None:
+        self.model, self.settings, self.filled = model, dict(settings or {}), filled
+        self.cache = transformers.StaticCache(config=model.config, max_cache_len=context)
         generator = torch.Generator(model.device).manual_seed(0)
         self.token = torch.randint(
             3, model.config.vocab_size, (batch, 1), device=model.device, generator=generator
@@ -49,15 +58,15 @@ class Decoding:
         self.rewind()
 
     def rewind(self) -> None:
-        """Forget the tokens after the first ``FILLED``, whose slots are written again."""
+        """Forget the tokens after the first ``filled``, whose slots are written again."""
         for layer in self.cache.layers:
             length = getattr(layer, "cumulative_length", None)
             if isinstance(length, torch.Tensor):
-                length.fill_(FILLED)
+                length.fill_(self.filled)
             elif length is not None:
-                layer.cumulative_length = FILLED
+                layer.cumulative_length = self.filled
             if hasattr(layer, "cumulative_length_int"):
-                layer.cumulative_length_int = FILLED
+                layer.cumulative_length_int = self.filled
 
     def step(self, forward: Callable[..., Any]) -> Step:
         """A step by ``forward``."""

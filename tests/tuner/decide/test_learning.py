@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from registry.tuner.storing import RunStore
 from tuning_db import CandidateKey, Decision, Environment, Interval, ProblemKey, Protocol, Store
 
 CPU = Device.of("cpu")
+ROOT = Path(__file__).parents[3]
 
 
 class Declares(Implementation):
@@ -160,17 +162,20 @@ def test_a_run_learns_its_ops_anew_and_keeps_the_others(store: Store) -> None:
     assert found["softmax"]["tree"]["dim"] == "rows"
 
 
-def test_shipped_rules_are_those_that_the_shipped_winners_teach(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks.learnt_defaults import GPUS, rules, winners
+@pytest.mark.parametrize("file", ["registry/shipped/nvidia-h200.jsonl", "benchmarks/results/cpu/winners.jsonl"])
+def test_shipped_rules_are_those_that_the_winners_of_each_hardware_teach(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks.learnt_defaults import by_hardware, device_of, rules, winners
 
     monkeypatch.delenv("KERNEL_REGISTRY_SHIPPED")
     shipped.forget()
-    gpu = GPUS["h200"]
-    file = shipped._folder("").joinpath(shipped.file_name(gpu.name))
-    fitted, _ = rules(winners(file), gpu, Catalog())  # type: ignore[arg-type]
-    assert fitted
-    for op, rule in fitted.items():
-        found = shipped.learnt(gpu.hardware(), op)
-        assert found is not None
-        assert found[0] == rule, "python -m benchmarks.learnt_defaults --write registry/shipped/defaults.json"
-        assert found[1] == gpu.name
+    for decisions in by_hardware(winners(ROOT / file)):
+        here = decisions[0].environment.hardware
+        fitted, _ = rules(decisions, device_of(here, "h200"), Catalog())
+        assert fitted
+        for op, rule in fitted.items():
+            found = shipped.learnt(here, op)
+            assert found is not None
+            assert found[0] == rule, "python -m benchmarks.learnt_defaults --write registry/shipped/defaults.json"
+            assert found[1] == here["name"]
