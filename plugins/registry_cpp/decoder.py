@@ -24,6 +24,10 @@ class CppFusedAddRmsNorm(DenseImplementation):
     name = "cpp.rows"
     mixed = True
 
+    def preference(self, problem: Problem, device: Device) -> float:
+        # torch reads the sum again for each of the norm's parts: twice as slow and more
+        return 1.0
+
     def space(self, problem: Problem, device: Device) -> Space:
         """Vectors in flight, and threads."""
         return _space(min(problem.rows, thread_counts(device)[-1]), device)

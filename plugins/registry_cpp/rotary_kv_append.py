@@ -40,6 +40,10 @@ class CppRotaryKvAppend(CppImplementation):
         if problem.rotary_dim > MOST_ROTATED:
             yield f"{problem.rotary_dim} elements of a head (limit {MOST_ROTATED})"
 
+    def preference(self, problem: Problem, device: Device) -> float:
+        # torch makes a tensor for each part of the rotation: 6 times as slow and more
+        return 1.0
+
     def space(self, problem: Problem, device: Device) -> Space:
         """Heads that are rotated together, which share the loads of cosines and sines, and threads."""
         return _space(device)

@@ -37,6 +37,10 @@ class CppTopKTopPSampling(CppImplementation):
         if not all(problem.traits.contiguous(name) for name in ("logits", "uniform")):
             yield "logits or uniform is not contiguous"
 
+    def preference(self, problem: Problem, device: Device) -> float:
+        # torch sorts the vocabulary: 7 times as slow and more
+        return 1.0
+
     def space(self, problem: Problem, device: Device) -> Space:
         """Threads."""
         return _space(device)
