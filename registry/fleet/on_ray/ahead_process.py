@@ -19,10 +19,11 @@ from ...tuner.processes.process import Child
 from .compiling_ahead import AheadVariant
 
 _WORKER = "registry.fleet.on_ray.ahead_worker"
-_KINDS = (".so", ".bin")
+_KINDS = (".so", ".load_ok", ".bin")
 """Suffixes of the files that another node needs, in the order of their installation.
 
-An artifact comes after its libraries: a worker that loads it without them compiles them while it holds the device.
+``.load_ok`` says that a library of an instruction set runs on this CPU. An artifact comes after its libraries: a worker
+that loads it without them compiles them while it holds the device.
 """
 
 
@@ -59,7 +60,7 @@ class AheadProcess:
         try:
             answer = self._answer(to_json(job))
         except TimeoutError as fault:
-            self.close()
+            self._end()
             return AheadFiles(fault=str(fault))
         if "built" not in answer:
             self._refused = answer.get("refused", "")
@@ -69,7 +70,11 @@ class AheadProcess:
         return AheadFiles(self._new_files())
 
     def close(self) -> None:
-        """End the process, if it runs."""
+        """End the process, and remove its cache."""
+        self._end()
+        self._folder.cleanup()
+
+    def _end(self) -> None:
         if self._child is not None:
             self._child.stop()
             self._child = None
@@ -93,12 +98,16 @@ class AheadProcess:
                     return dict(message)
             if not there:
                 why = self._child.end().why
-                self.close()
+                self._end()
                 return {"failed": {"message": f"its process ended: {why}"}}
         raise TimeoutError(f"compiling took more than {seconds:g} s")
 
     def _environment(self) -> dict[str, str]:
-        folders = {"KERNEL_REGISTRY_CACHE": "", "TORCHINDUCTOR_CACHE_DIR": "torchinductor", "TRITON_CACHE_DIR": "triton"}
+        folders = {
+            "KERNEL_REGISTRY_CACHE": "",
+            "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
+            "TRITON_CACHE_DIR": "triton",
+        }
         return {
             **{name: str(self._root / folder) for name, folder in folders.items()},
             "CUDA_VISIBLE_DEVICES": "",  # a GPU that is here may be another one's, or be measuring

@@ -46,7 +46,7 @@ def test_a_node_that_is_gone_ends_its_place_alone(file_queue: JobQueue) -> None:
     place = cluster._places["a1" * 28, 0] = _Place("a1" * 28, "gone", 0)
     cluster._start(place)
     until(lambda: place.bad_ends == 1, lambda: cluster._hear(place))
-    until(lambda: place.device == {}, cluster._describe)
+    until(lambda: place.indescribable, cluster._describe)
     cluster._start(place)
     cluster.stop()
 
@@ -68,5 +68,5 @@ def test_a_shelf_that_is_lost_is_made_anew_with_its_compilers(file_queue: JobQue
     assert place.taken == 0
     until(lambda: bool(cluster._compilers), cluster.look)
     assert cluster._compilers[0] not in compilers
-    assert ray.get(cluster._shelf.since.remote("none", 0), timeout=60) == []
+    assert ray.get(cluster._shelf.since.remote(["none"], 0), timeout=60) == ([], 0)
     cluster.stop()
