@@ -83,7 +83,7 @@ class AheadProcess:
         """What the process says to a job, or how it ended. Raises TimeoutError if it says nothing."""
         seconds = self._limits.compile
         if self._child is None:
-            seconds += self._limits.start
+            seconds = self._limits.start
             self._child = Child(
                 _WORKER, self._arguments, self._environment(), memory_bytes=self._limits.memory, fresh=True
             )
@@ -96,6 +96,8 @@ class AheadProcess:
             for message in messages:
                 if not message.get("ready"):
                     return dict(message)
+                seconds = self._limits.compile
+                end = time.monotonic() + seconds
             if not there:
                 why = self._child.end().why
                 self._end()
