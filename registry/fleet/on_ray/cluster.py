@@ -239,7 +239,7 @@ class ActorCluster:
         for line in report.left:
             if line not in self._left:
                 self._left.add(line)
-                _say("compiled", "ahead", line)
+                _say("said", "ahead", line)
 
     def _replace_shelf(self, why: str) -> None:
         """Begin compiling ahead anew, with compilers of the new shelf: what was claimed went with the old one."""
