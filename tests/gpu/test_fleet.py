@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,17 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.fleet.calibration import CALIBRATION, measure
 from registry.fleet.job_run import JobEnd
+from registry.fleet.on_ray.ahead_process import AheadProcess
+from registry.fleet.on_ray.artifact_files import digest_of, install
+from registry.fleet.on_ray.compiling_ahead import variants_ahead
+from registry.fleet.on_ray.described_device import DescribedDevice
 from registry.fleet.planner import plan_fleet
 from registry.fleet.worker import LeasingWorker, WorkOptions
 from registry.problem import Problem
 from registry.tuner.limits import Budget
 from registry.tuner.measure.nvml import identity_of
 from registry.tuner.options import TuneOptions
+from registry.tuner.run import tune
 from tuning_db import JobQueue, Store
 from tuning_db.queue.entries import FleetWorker
 from tuning_db.records import new_uid
@@ -77,3 +83,21 @@ def test_a_gpu_slower_than_its_kind_takes_no_job(tmp_path: Path) -> None:
         assert worker.summary.ends == {}, told
         assert "slower than the other 3 of its model" in worker.summary.fault
         assert queue.status().jobs[-1].decided == 0
+
+
+def test_what_torch_compile_makes_without_the_gpu_is_loaded_by_it_and_right(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, described = PROBLEMS[0], DescribedDevice.here("cuda:0")
+    (ahead,) = variants_ahead(problem, catalog, described.device, ["torch.compile"])
+    with closing(AheadProcess(described.gpu, ())) as process:  # it sees no GPU
+        made = process.compile(ahead, described.device.target)
+    assert not made.fault
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("KERNEL_REGISTRY_CACHE", str(cache))
+    assert all(install(path, content, digest_of(content)) for path, content in made.files.items())
+    before = {path: path.stat().st_mtime_ns for path in (cache / "inductor").iterdir()}
+    options = TuneOptions(Budget(trials=1), implementations=["torch.compile"])
+    (result,) = tune([problem], catalog=catalog, device=GPU, database=str(tmp_path / "tuning.db"), options=options)
+    assert (result.implementation, result.verdict) == ("torch.compile", "new")
+    assert {path: path.stat().st_mtime_ns for path in (cache / "inductor").iterdir()} == before

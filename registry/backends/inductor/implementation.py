@@ -37,7 +37,8 @@ class InductorImplementation(Implementation):
 
     Shapes are static (``dynamic=False``) and the graph is whole (``fullgraph=True``); for problems that were not tuned
     sizes may vary (``bind_untuned``). ``compile`` works without data, so that another process can do it in advance: for
-    a CPU anywhere, for a GPU where that GPU is visible. ``bind`` compiles if ``compile`` could not.
+    a CPU anywhere, for a GPU where that GPU is visible or ``absent_gpu`` stands for it. ``bind`` compiles if
+    ``compile`` could not.
     """
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})

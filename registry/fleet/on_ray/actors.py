@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -13,8 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...backends.inductor.conditions import conditions, differing
+from .ahead_process import AheadFiles, AheadProcess
 from .artifact_files import digest_of, install, missing
+from .compiling_ahead import AheadVariant, compile_ahead, key_of, variants_ahead
+from .described_device import DescribedDevice
 
+ABSENT_GPUS = "KERNEL_REGISTRY_ABSENT_GPUS"
+"""Environment variable: 1 has torch.compile's variants compiled for GPUs that the compiling node lacks.
+
+What it makes is proved by being compiled alone: no GPU has run it yet.
+"""
 _END_S = 60.0
 """How long a worker may take to give its job back."""
 
@@ -90,6 +98,14 @@ class NodeWorker:
             return self._process.wait()
 
 
+@dataclass(frozen=True)
+class AheadReport:
+    """The number of variants that were compiled for a problem, and why others are left to the workers, a line each."""
+
+    count: int
+    left: Sequence[str] = ()
+
+
 class AheadCompiler:
     """Compiles variants that workers will need; ``shelf`` is the handle of the ArtifactShelf actor."""
 
@@ -99,37 +115,57 @@ class AheadCompiler:
         self._shelf = shelf
         self._catalog = Catalog()
         self._folder = tempfile.TemporaryDirectory(prefix="kernel-registry-")
-        for path in _written(plugins, Path(self._folder.name)):
+        self._plugins = _written(plugins, Path(self._folder.name))
+        for path in self._plugins:
             self._catalog.load_file(path)
+        self._processes: dict[str, AheadProcess] = {}
 
     def compile(
-        self, device: Mapping[str, Any], op: str, dims: Mapping[str, Any], implementations: Sequence[str]
-    ) -> int:
-        """Compile what a problem needs and no other actor has begun; returns the number of variants."""
+        self, described: DescribedDevice, op: str, dims: Mapping[str, Any], implementations: Sequence[str]
+    ) -> AheadReport:
+        """Compile what a problem needs and no other actor has begun."""
         import ray
 
-        from ...device import Device
-        from .compiling_ahead import compile_ahead, key_of, variants_ahead
-
-        target, count = Device(**device), 0
+        count, left = 0, dict[str, None]()
         problem = self._catalog.op(op).problem_of(dict(dims))
-        for ahead in variants_ahead(problem, self._catalog, target, implementations):
-            if not ray.get(self._shelf.claim.remote(key_of(ahead, target))):
+        unlike = differing(conditions(described.gpu), described.conditions)
+        for ahead in variants_ahead(problem, self._catalog, described.device, implementations):
+            if ahead.by_inductor and (why := _why_left(described, unlike)):
+                left[f"torch.compile is left to {described.device.name}: {why}"] = None
                 continue
-            files = compile_ahead(ahead, target)
-            shared = [(path, digest_of(content), ray.put(content)) for path, content in files.items()]
+            if not ray.get(self._shelf.claim.remote(key_of(ahead, described))):
+                continue
+            made = self._made(ahead, described)
+            if made.fault:
+                left[f"{ahead.implementation.name} of {op} is left to {described.device.name}: {made.fault}"] = None
+            shared = [(path, digest_of(content), ray.put(content)) for path, content in made.files.items()]
             if shared:
-                ray.get(self._shelf.add.remote(target.architecture, shared))
+                group = described.model if ahead.by_inductor else described.device.architecture
+                ray.get(self._shelf.add.remote(group, shared))
                 count += 1
-        return count
+        return AheadReport(count, tuple(left))
+
+    def _made(self, ahead: AheadVariant, described: DescribedDevice) -> AheadFiles:
+        if not ahead.by_inductor:
+            return AheadFiles(compile_ahead(ahead, described.device))
+        if described.model not in self._processes:
+            self._processes[described.model] = AheadProcess(described.gpu, self._plugins)
+        return self._processes[described.model].compile(ahead, described.device.target)
+
+
+def _why_left(described: DescribedDevice, unlike: Sequence[str]) -> str:
+    """Why torch.compile's variants are not compiled here for a device, "" if they are."""
+    if unlike:
+        return f"other {', '.join(unlike)}"
+    return f"{ABSENT_GPUS} is not 1" if described.gpu and os.environ.get(ABSENT_GPUS) != "1" else ""
 
 
 @dataclass
 class ArtifactShelf:
-    """What was compiled, by architecture: the files' digests and where the object store has their content."""
+    """What was compiled, by group of devices: the files' digests and where the object store has their content."""
 
     claimed: set[str] = field(default_factory=set)
-    files: dict[str, dict[str, SharedFile]] = field(default_factory=dict)
+    files: dict[tuple[str, str], SharedFile] = field(default_factory=dict)
 
     def claim(self, key: str) -> bool:
         """True for the first who asks for a variant: that one compiles it."""
@@ -138,19 +174,19 @@ class ArtifactShelf:
         self.claimed.add(key)
         return True
 
-    def add(self, architecture: str, shared: Sequence[SharedFile]) -> None:
-        """Offer files; of files with one path the first stays."""
-        known = self.files.setdefault(architecture, {})
+    def add(self, group: str, shared: Sequence[SharedFile]) -> None:
+        """Offer files to the devices of a group; of files with one path the first stays."""
         for one in shared:
-            known.setdefault(one[0], one)
+            self.files.setdefault((group, one[0]), one)
 
-    def since(self, architecture: str, count: int) -> list[SharedFile]:
-        """The files for an architecture after the first ``count``."""
-        return list(self.files.get(architecture, {}).values())[count:]
+    def since(self, groups: Sequence[str], count: int) -> tuple[list[SharedFile], int]:
+        """The files for these groups after the first ``count`` of all, and the number of all."""
+        new = list(self.files.items())[count:]
+        return [one for (group, _), one in new if group in groups], len(self.files)
 
 
-def device_there(name: str) -> dict[str, Any]:
-    """The device of that name on a node, as the fields of ``Device``; read by a process of its own.
+def device_there(name: str) -> DescribedDevice:
+    """The device of that name on a node; read by a process of its own.
 
     A process that has asked for a GPU stays on it, which a measurement would count as a disturbance. Ray hides all GPUs
     from a task that needs none, such as this.
@@ -159,14 +195,13 @@ def device_there(name: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", _DESCRIBE, name], capture_output=True, text=True, check=True, timeout=120, env=visible
     )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return DescribedDevice.from_json(done.stdout.splitlines()[-1])
 
 
 _DESCRIBE = """
-import dataclasses, json, sys
-from registry.device import Device
-print(json.dumps(dataclasses.asdict(Device.of(sys.argv[1]))))
+import sys
+from registry.fleet.on_ray.described_device import DescribedDevice
+print(DescribedDevice.here(sys.argv[1]).as_json())
 """
 
 

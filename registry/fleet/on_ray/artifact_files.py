@@ -13,6 +13,12 @@ from ...paths import cache_folder, write_whole
 SHARED = ("cpp", "cuda", "triton")
 """Folders of the cache whose files have names that follow from their source: elsewhere they are found by them."""
 
+INSTALLED = (*SHARED, "inductor", "torchinductor")
+"""Folders into which files of other nodes are installed; the last two hold torch.compile's artifacts and libraries.
+
+The names of these do not tell all that they depend on: they go to nodes alone whose ``conditions`` are equal.
+"""
+
 _GROUP = "__grp__"
 """Beginning of the name of Triton's list of the files of a kernel, which holds their absolute paths."""
 
@@ -58,7 +64,7 @@ def install(path: str, content: bytes, digest: str) -> bool:
 
 def _is_safe(path: str) -> bool:
     parts = Path(path).parts
-    return len(parts) > 1 and parts[0] in SHARED and ".." not in parts and not Path(path).is_absolute()
+    return len(parts) > 1 and parts[0] in INSTALLED and ".." not in parts and not Path(path).is_absolute()
 
 
 def _located(content: bytes, folder: Path) -> bytes:

@@ -23,8 +23,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tuning_db import JobQueue, TuningDBError
 from tuning_db.queue.entries import NewJob
 
-from ...device import Device
-from .actors import AheadCompiler, ArtifactShelf, NodeWorker, WorkerReport, device_there
+from .actors import AheadCompiler, AheadReport, ArtifactShelf, NodeWorker, WorkerReport, device_there
+from .described_device import DescribedDevice
 from .orders import NO_PLACE, ClusterEvent, ClusterOrders
 
 _LOOK_S = 1.0
@@ -50,8 +50,9 @@ class _Place:
     index: int
     actor: Any = None
     report: Any = None
-    device: dict[str, Any] | None = None
+    device: DescribedDevice | None = None
     describing: Any = None
+    indescribable: bool = False
     bad_ends: int = 0
     shut: bool = False
     again_at: float = 0.0
@@ -73,6 +74,7 @@ class ActorCluster:
         self._ordered: set[tuple[str, str]] = set()
         self._jobs: list[tuple[NewJob, Mapping[str, Any]]] = []
         self._ask_at = 0.0
+        self._left: set[str] = set()
 
     def look(self) -> None:
         """Bring actors in line with nodes and jobs, and pass on artifacts."""
@@ -181,21 +183,21 @@ class ActorCluster:
 
     def _describe(self) -> None:
         for place in self._places.values():
-            if place.describing is None and place.device is None:
+            if place.describing is None and place.device is None and not place.indescribable:
                 place.describing = _described(place.node, self._orders.device, place.index)
             elif place.describing is not None and ray.wait([place.describing], timeout=0)[0]:
                 found, place.describing = place.describing, None
                 try:
                     place.device = ray.get(found)
                 except RayError:
-                    place.device = {}
+                    place.indescribable = True
 
     def _order_variants(self) -> None:
-        models = {one.device["name"]: one.device for one in self._places.values() if one.device}
+        models = {one.device.device.name: one.device for one in self._places.values() if one.device}
         for job, options in self._jobs:
             device = next(iter(models.values()), None) if job.device == "cpu" else models.get(job.device)
             for problem in job.problems if device else ():
-                key = (str(device), problem.key)
+                key = (job.device, problem.key)
                 if key not in self._ordered:
                     self._ordered.add(key)
                     self._problems.append((device, problem.op, dict(problem.dims), options["implementations"]))
@@ -209,8 +211,7 @@ class ActorCluster:
         for reference in done:
             compiler = self._compiling.pop(reference)
             try:
-                if count := ray.get(reference):
-                    _say("compiled", "ahead", f"{count} variants")
+                self._tell_ahead(ray.get(reference))
             except RayError as fault:
                 _say("lost", "compiler", str(fault).splitlines()[0])
                 if isinstance(fault, RayActorError) or not isinstance(fault, RayTaskError):
@@ -224,13 +225,21 @@ class ActorCluster:
         for place in self._places.values():
             if place.actor is not None and place.device:
                 try:
-                    new = ray.get(self._shelf.since.remote(Device(**place.device).architecture, place.taken))
+                    new, count = ray.get(self._shelf.since.remote(place.device.groups, place.taken))
                 except RayError as fault:
                     self._replace_shelf(f"the shelf of artifacts ({type(fault).__name__}); it is made anew")
                     return
+                place.taken = count
                 if new:
-                    place.taken += len(new)
                     place.actor.take.remote(new)
+
+    def _tell_ahead(self, report: AheadReport) -> None:
+        if report.count:
+            _say("compiled", "ahead", f"{report.count} variants")
+        for line in report.left:
+            if line not in self._left:
+                self._left.add(line)
+                _say("said", "ahead", line)
 
     def _replace_shelf(self, why: str) -> None:
         """Begin compiling ahead anew, with compilers of the new shelf: what was claimed went with the old one."""
@@ -267,11 +276,12 @@ def models_there(device: str) -> list[str]:
     if device == "cpu":
         return ["cpu"]
     gpus = [(node["NodeID"], index) for node in _alive() for index in range(int(node["Resources"].get("GPU", 0)))]
-    return list(dict.fromkeys(found["name"] for found in ray.get([_described(node, "cuda", at) for node, at in gpus])))
+    found: list[DescribedDevice] = ray.get([_described(node, "cuda", at) for node, at in gpus])
+    return list(dict.fromkeys(one.device.name for one in found))
 
 
 def _described(node: str, device: str, index: int) -> Any:
-    """A reference to the fields of a device of a node."""
+    """A reference to the description of a device of a node."""
     there = NodeAffinitySchedulingStrategy(node, soft=False)
     name = f"cuda:{index}" if device == "cuda" else device
     return ray.remote(device_there).options(num_cpus=0, scheduling_strategy=there).remote(name)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...artifact import Variant
+from ...backends.inductor import InductorImplementation
 from ...device import Device
 from ...discovery.catalog import Catalog
 from ...dispatch.plans.plan import Candidate, Draft
@@ -14,6 +15,7 @@ from ...problem import Problem
 from ...tuner.limits import DEFAULT_TRIALS
 from ...tuner.planning.problems import plan
 from .artifact_files import files_of
+from .described_device import DescribedDevice
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,11 @@ class AheadVariant:
 
     implementation: Implementation
     variant: Variant
+
+    @property
+    def by_inductor(self) -> bool:
+        """Whether it is torch.compile's: compiled for a model of device, in a process of its own."""
+        return isinstance(self.implementation, InductorImplementation)
 
 
 def variants_ahead(
@@ -32,7 +39,7 @@ def variants_ahead(
     A space of at most as many configurations as a search has trials is exhausted.
     """
     (planned,) = plan([problem], catalog, device, implementations)
-    choices = [choice for choice in planned.supported if choice.implementation.compiles_anywhere]
+    choices = [choice for choice in planned.supported if _compiles_ahead(choice.implementation)]
     defaults = [(choice, [choice.default]) for choice in choices if choice.default is not None]
     small = [(choice, list(choice.configs)) for choice in choices if len(choice.configs) <= DEFAULT_TRIALS]
     seen: set[str] = set()
@@ -57,6 +64,11 @@ def compile_ahead(ahead: AheadVariant, device: Device) -> dict[str, bytes]:
         return {}
 
 
-def key_of(ahead: AheadVariant, device: Device) -> str:
-    """Key under which actors agree who compiles a variant: that of the variant, for the architecture."""
-    return f"{ahead.variant.key} {device.target.backend} {device.target.architecture}"
+def key_of(ahead: AheadVariant, described: DescribedDevice) -> str:
+    """Key under which actors agree who compiles a variant: that of the variant, for the architecture or the model."""
+    architecture, model = described.groups
+    return f"{ahead.variant.key} {described.device.target.backend} {model if ahead.by_inductor else architecture}"
+
+
+def _compiles_ahead(implementation: Implementation) -> bool:
+    return implementation.compiles_anywhere or isinstance(implementation, InductorImplementation)

@@ -11,6 +11,7 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.fleet.on_ray.artifact_files import digest_of, files_of, install, missing
 from registry.fleet.on_ray.compiling_ahead import AheadVariant, key_of, variants_ahead
+from registry.fleet.on_ray.described_device import DescribedDevice
 from registry.problem import Problem
 
 H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", 132, 141 << 30, 60 << 20)
@@ -65,7 +66,9 @@ def test_content_that_changed_on_its_way_and_paths_outside_are_refused(
     assert (folder / "cpp" / "ab" / "x.so").read_bytes() == b"sent"
 
 
-def test_only_what_is_found_by_its_name_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_found_by_its_name_is_shared_by_architecture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from registry.artifact import Variant
 
     folder = node(tmp_path / "cache", monkeypatch)
@@ -80,8 +83,8 @@ def test_only_what_is_found_by_its_name_is_shared(tmp_path: Path, monkeypatch: p
 def test_what_a_search_surely_needs_is_compiled_ahead_once(catalog: Catalog) -> None:
     problem = Problem("square", {"n": 4096, "dtype": "float32"})
     found = list(variants_ahead(problem, catalog, H200, ()))
-    keys = [key_of(one, H200) for one in found]
+    keys = [key_of(one, DescribedDevice(H200, {}, {})) for one in found]
     assert len(set(keys)) == len(keys)
     (planned,) = {one.implementation.op for one in found}
     assert planned == "square"
-    assert {one.implementation.name for one in found} >= {"triton.block"}
+    assert {one.implementation.name for one in found} >= {"triton.block", "torch.compile"}

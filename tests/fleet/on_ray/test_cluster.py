@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -46,7 +48,7 @@ def test_a_node_that_is_gone_ends_its_place_alone(file_queue: JobQueue) -> None:
     place = cluster._places["a1" * 28, 0] = _Place("a1" * 28, "gone", 0)
     cluster._start(place)
     until(lambda: place.bad_ends == 1, lambda: cluster._hear(place))
-    until(lambda: place.device == {}, cluster._describe)
+    until(lambda: place.indescribable, cluster._describe)
     cluster._start(place)
     cluster.stop()
 
@@ -68,5 +70,21 @@ def test_a_shelf_that_is_lost_is_made_anew_with_its_compilers(file_queue: JobQue
     assert place.taken == 0
     until(lambda: bool(cluster._compilers), cluster.look)
     assert cluster._compilers[0] not in compilers
-    assert ray.get(cluster._shelf.since.remote("none", 0), timeout=60) == []
+    assert ray.get(cluster._shelf.since.remote(["none"], 0), timeout=60) == ([], 0)
     cluster.stop()
+
+
+def test_what_is_left_to_the_workers_compilers_is_said_once(
+    file_queue: JobQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from registry.fleet.on_ray.actors import AheadReport
+    from registry.fleet.on_ray.cluster import ActorCluster
+
+    cluster = ActorCluster(replace(orders(file_queue), compilers=0), file_queue)
+    for count in (2, 0):
+        cluster._tell_ahead(AheadReport(count, ("torch.compile is left to a GPU: other torch",)))
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["event"], one["text"]) for one in said] == [
+        ("compiled", "2 variants"),
+        ("said", "torch.compile is left to a GPU: other torch"),
+    ]

@@ -144,7 +144,7 @@ def test_what_is_compiled_ahead_reaches_the_workers_cache(tmp_path: Path, monkey
     import ray
 
     from registry.device import Device
-    from registry.fleet.on_ray.actors import AheadCompiler, ArtifactShelf, NodeWorker, device_there
+    from registry.fleet.on_ray.actors import AheadCompiler, AheadReport, ArtifactShelf, NodeWorker, device_there
 
     caches = [tmp_path / "one", tmp_path / "other"]
     JobQueue.open(tmp_path / "tuning.db").close()
@@ -154,18 +154,48 @@ def test_what_is_compiled_ahead_reaches_the_workers_cache(tmp_path: Path, monkey
         shelf = ray.remote(ArtifactShelf).remote()
         compiler = ray.remote(AheadCompiler).options(runtime_env=own[0]).remote(shelf, {})
         worker = ray.remote(NodeWorker).options(runtime_env=own[1]).remote(str(tmp_path / "tuning.db"), "cpu", 60.0, {})
-        device = ray.get(ray.remote(device_there).remote("cpu"))
-        assert Device(**device) == Device.of("cpu")
-        asked = (device, "square", {"n": 4096, "dtype": "float32"}, ["cpp.blocks"])
-        count = ray.get(compiler.compile.remote(*asked))
-        assert count > 0
-        assert ray.get(compiler.compile.remote(*asked)) == 0
-        files = ray.get(shelf.since.remote(device["architecture"], 0))
-        assert ray.get(worker.take.remote(files)) == len(files) == count
+        described = ray.get(ray.remote(device_there).remote("cpu"))
+        assert described.device == Device.of("cpu")
+        asked = (described, "square", {"n": 4096, "dtype": "float32"}, ["cpp.blocks"])
+        report = ray.get(compiler.compile.remote(*asked))
+        assert report.count > 0
+        assert not report.left
+        assert ray.get(compiler.compile.remote(*asked)) == AheadReport(0)
+        files, number = ray.get(shelf.since.remote(described.groups, 0))
+        assert ray.get(worker.take.remote(files)) == len(files) == number == report.count
         assert ray.get(worker.take.remote(files)) == 0
         contents = [{path: (cache / path).read_bytes() for path, _, _ in files} for cache in caches]
         assert contents[0] == contents[1]
         assert ray.get(worker.stop.remote()) == 0
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("compiler", "left"), [("equal", ()), ("another", ("torch.compile is left to {name}: other torch",))]
+)
+def test_artifacts_of_torch_compile_reach_workers_with_equal_conditions_alone(
+    tmp_path: Path, compiler: str, left: tuple[str, ...]
+) -> None:
+    import ray
+
+    from registry.fleet.on_ray.actors import AheadCompiler, ArtifactShelf
+    from registry.fleet.on_ray.described_device import DescribedDevice
+
+    here = DescribedDevice.here("cpu")
+    there = here if compiler == "equal" else replace(here, conditions={**here.conditions, "torch": "2.0"})
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+    try:
+        own = {"env_vars": {"KERNEL_REGISTRY_CACHE": str(tmp_path / "cache")}}
+        shelf = ray.remote(ArtifactShelf).remote()
+        actor = ray.remote(AheadCompiler).options(runtime_env=own, num_cpus=1).remote(shelf, {})
+        report = ray.get(actor.compile.remote(there, "square", {"n": 4096, "dtype": "float32"}, ["torch.compile"]))
+        assert report.left == tuple(line.format(name=there.device.name) for line in left)
+        files, _ = ray.get(shelf.since.remote(there.groups, 0))
+        assert report.count == (0 if left else 1)
+        assert [path for path, _, _ in files if path.endswith(".bin")] == [path for path, _, _ in files][
+            -report.count :
+        ]
     finally:
         ray.shutdown()
 
