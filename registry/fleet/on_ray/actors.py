@@ -130,7 +130,7 @@ class AheadCompiler:
         problem = self._catalog.op(op).problem_of(dict(dims))
         unlike = differing(conditions(described.gpu), described.conditions)
         for ahead in variants_ahead(problem, self._catalog, described.device, implementations):
-            if ahead.by_inductor and (why := _why_left(described, unlike)):
+            if ahead.by_inductor and (why := why_left(described, unlike)):
                 left[f"torch.compile is left to {described.device.name}: {why}"] = None
                 continue
             if not ray.get(self._shelf.claim.remote(key_of(ahead, described))):
@@ -153,7 +153,7 @@ class AheadCompiler:
         return self._processes[described.model].compile(ahead, described.device.target)
 
 
-def _why_left(described: DescribedDevice, unlike: Sequence[str]) -> str:
+def why_left(described: DescribedDevice, unlike: Sequence[str]) -> str:
     """Why torch.compile's variants are not compiled here for a device, "" if they are."""
     if unlike:
         return f"other {', '.join(unlike)}"
