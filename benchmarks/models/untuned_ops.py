@@ -28,8 +28,6 @@ from registry.dispatch.resolve.situation import Situation
 from registry.dispatch.resolve.winners import Winners
 from registry.tuner.shapes.shapes import read_shapes
 
-from ..arguments import positive
-
 SHAPES = Path(__file__).parents[1] / "shapes" / "cpu_decoder.yaml"
 BASE = "torch.native"
 _LEAST_ROUNDS = 3
@@ -76,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[tuple[str, str], Standi
     """Print the table; returns its rows by op and implementation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", type=Path, default=SHAPES)
-    parser.add_argument("--seconds", type=positive, default=0.4, help="of a problem, at least three rounds")
+    parser.add_argument("--seconds", type=float, default=0.4, help="of a problem, three rounds at least")
     options = parser.parse_args(arguments)
     catalog, device = Catalog(), Device.of("cpu")
     found: dict[tuple[str, str], Standing] = {}
