@@ -94,7 +94,7 @@ class AheadProcess:
                 continue
             messages, there = self._child.receive()
             for message in messages:
-                if not message.get("ready"):
+                if not {"ready", "step"} & message.keys():
                     return dict(message)
                 seconds = self._limits.compile
                 end = time.monotonic() + seconds

@@ -13,11 +13,9 @@ from collections.abc import Sequence
 import torch
 
 from ...backends.inductor import absent_gpu
-from ...discovery.catalog import Catalog
 from ...errors import DeviceError
-from ...tuner.jobs import CompileJob, job_from_json
 from ...tuner.processes.process import Parent
-from ...tuner.workers.compile_worker import compile_one
+from ...tuner.workers.compile_worker import serve
 
 _NICENESS = 10
 
@@ -34,14 +32,7 @@ def main(arguments: Sequence[str]) -> None:
     except DeviceError as fault:
         parent.send({"refused": fault.message})
         return
-    catalog = Catalog()
-    for path in arguments[3:]:
-        catalog.load_file(path)
-    parent.send({"ready": True})
-    for message in parent:
-        job = job_from_json(message)
-        assert isinstance(job, CompileJob)
-        parent.send({"id": job.id, **compile_one(catalog, job)})
+    serve(parent, arguments[3:])
 
 
 if __name__ == "__main__":

@@ -39,8 +39,13 @@ def main(arguments: Sequence[str]) -> None:
     os.nice(_NICENESS)
     bind_to(arguments[2])
     torch.set_num_threads(1)  # OMP_NUM_THREADS comes too late for a process that was forked
+    serve(parent, arguments[3:])
+
+
+def serve(parent: Parent, plugins: Sequence[str]) -> None:
+    """Load the files of plugins, tell ``parent`` that it may ask, and answer its compile jobs until it ends."""
     catalog = Catalog()
-    for path in arguments[3:]:
+    for path in plugins:
         catalog.load_file(path)
     parent.send({"ready": True})
     for message in parent:
