@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol as Typed
 
@@ -136,7 +136,7 @@ class Finals:
             if stored is not None and not findings.fault_of(stored):
                 incumbent = stored  # which another run may have published since the search began
             self._contests.append(Contest(findings, incumbent, previous, challengers(findings, incumbent)))
-        contested = [contest for contest in self._contests if contest.early_rounds]
+        contested = _longest_first(contest for contest in self._contests if contest.early_rounds)
         answers = runner.run_blocks([self._pre_final(contest) for contest in contested])
         early = dict(zip(map(id, contested), answers, strict=True))
         for contest in self._contests:
@@ -188,7 +188,7 @@ class Finals:
 
     def block(self, number: int, runner: BlockRunner) -> None:
         """Run block ``number`` of every problem that has so many blocks, on the runner's present worker."""
-        contests = [contest for contest in self._contests if number < contest.wanted]
+        contests = _longest_first(contest for contest in self._contests if number < contest.wanted)
         entered = [contest.entrants(number) for contest in contests]
         jobs = [
             replace(
@@ -361,3 +361,8 @@ class Finals:
             )
             for turn, (us, position) in enumerate(zip(times, positions, strict=True))
         ]
+
+
+def _longest_first(contests: Iterable[Contest]) -> list[Contest]:
+    """Contests in an order in which several workers end together: none begins a long one when the others are done."""
+    return sorted(contests, key=lambda contest: contest.incumbent_us, reverse=True)

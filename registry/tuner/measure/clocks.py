@@ -13,6 +13,7 @@ import torch
 
 from ...device import Device
 from .device_samplers import DeviceClock
+from .family import is_of_the_run
 from .nvml import Gpu, gpu_of
 
 _ALWAYS = frozenset({"power cap", "sync boost"})
@@ -86,11 +87,15 @@ class Clocks:
         return self._latest
 
     def contended(self) -> bool:
-        """Whether another process computes on the GPU; looked up at most once a second."""
+        """Whether another process computes on the GPU; looked up at most once a second.
+
+        The run's own has a context there, too, and computes nothing.
+        """
         now = perf_counter()
         if self._gpu is not None and now - self._looked >= _LOOK_EVERY_S:
             self._looked = now
-            self._contended = bool(self._gpu.others({os.getpid()}))
+            own = os.getpid()
+            self._contended = any(not is_of_the_run(pid, own) for pid in self._gpu.others({own}) or ())
         return self._contended
 
     def _sm_mhz(self) -> int | None:

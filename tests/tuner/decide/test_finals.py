@@ -193,6 +193,20 @@ def test_the_default_and_its_copy_meet_two_challengers_in_fresh_processes(
     assert [event for event in events if isinstance(event, FinalsStarted)] == [FinalsStarted(1, MOST_BLOCKS)]
 
 
+def test_workers_are_given_the_longest_blocks_first_and_results_keep_the_order_of_problems(
+    planned: ProblemPlan, planned_short: ProblemPlan, recorders: Callable[[], RunStore]
+) -> None:
+    recorder, bench = recorders(), Bench(HONEST)
+    finals = Finals(recorder, TimingProtocol.of(CPU), lambda _: None, QUIET)
+    shorter = {name: us / 2 for name, us in HONEST.items()}
+    searches = [searched(planned_short, recorder, shorter), searched(planned, recorder, HONEST)]
+    results = list(finals.run(searches, bench))
+    assert [result.problem for result in results] == [SHORT, PROBLEM]
+    sizes = [job.dims["n"] for job in bench.jobs]
+    assert sizes == [PROBLEM.dims["n"], SHORT.dims["n"]] * (len(sizes) // 2)
+    assert {result.verdict for result in results} == {"new"}
+
+
 def test_finals_for_which_time_is_short_end_after_three_blocks_and_decide(
     planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
