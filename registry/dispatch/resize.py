@@ -188,7 +188,7 @@ class Families:
     ) -> Resized | None:
         """The first plan of a candidate in the family; None if something would have to be compiled or loaded."""
         implementation, device, runs = candidate.implementation, family.device, self._plans.any_size_runs
-        if not implementation.deterministic or not implementation.capturable:
+        if not implementation.deterministic or (family.on_gpu and not implementation.capturable):
             return None
         draft = Draft.of(self._op, candidate, problem, arguments, device)
         plan = draft.from_memory(runs)

@@ -105,6 +105,19 @@ def test_only_the_first_size_is_resolved_from_scratch(dispatcher: Dispatcher, re
     assert (told.step, told.implementation, told.calls) == ("default", "torch.native", 1)
 
 
+def test_on_a_cpu_a_size_is_as_quick_for_an_implementation_that_no_graph_can_capture(resolved: list[int]) -> None:
+    class Uncapturable(Shifted):
+        capturable = False
+
+    dispatcher = Dispatcher(Catalog(entry_points=()))
+    dispatcher.catalog.define(SHIFTED)
+    dispatcher.register(Uncapturable(early=False))
+    for size in (3, 4, 5):
+        x = torch.randn(size)
+        torch.testing.assert_close(dispatcher.call("acme::shifted", x, 1), x + 1)
+    assert resolved == [3]
+
+
 def test_every_form_of_a_call_is_another_size_of_the_first(dispatcher: Dispatcher, resolved: list[int]) -> None:
     right(dispatcher, torch.randn(2, 33))
     call, rows = dispatcher.op("softmax"), iter(range(3, 20))
