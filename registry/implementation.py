@@ -25,8 +25,6 @@ _HERE = __name__.partition(".")[0]
 
 Tensors = tuple[torch.Tensor, ...]
 
-_INT = frozenset({int})
-
 Run = Callable[[Tensors, tuple[Any, ...], Tensors], Any]
 """``run(outputs, arguments, scratch)``: enqueue the work on the current stream of the arguments' device.
 
@@ -67,17 +65,22 @@ class Launch:
         shared_bytes: int = 0,
     ) -> None:
         frame = sys._getframe(1)
-        constants, options = {} if constants is None else constants, {} if options is None else options
-        # all fields in one step: each new size of a call makes launches, and a frozen dataclass takes 4 times as long
-        self.__dict__.update(
-            kernel=kernel, grid=grid, args=args, constants=constants, options=options, cluster=cluster,
-            shared_bytes=shared_bytes, line=(frame.f_code.co_filename, frame.f_lineno),
-        )  # fmt: skip
-        # a generator would be a Python call for each extent
-        if type(grid) is not tuple or not 0 < len(grid) <= 3 or not _INT.issuperset(map(type, grid)) or min(grid) < 0:
+        # each new size of a call makes launches, and a frozen dataclass takes 6 times as long to set its fields
+        own = self.__dict__
+        own["kernel"], own["grid"], own["args"] = kernel, grid, args
+        own["constants"] = {} if constants is None else constants
+        own["options"] = {} if options is None else options
+        own["cluster"], own["shared_bytes"] = cluster, shared_bytes
+        own["line"] = frame.f_code.co_filename, frame.f_lineno
+        if type(grid) is not tuple or not 0 < len(grid) <= 3:
             self._check_grid()
+        else:
+            for extent in grid:
+                if type(extent) is not int or extent < 0:
+                    self._check_grid()
+                    break
         # most launches are made of plain tuples and dicts: they need no slower look
-        if type(args) is not tuple or type(constants) is not dict or type(options) is not dict:
+        if type(args) is not tuple or type(own["constants"]) is not dict or type(own["options"]) is not dict:
             self._check_types()
 
     def _check_grid(self) -> None:

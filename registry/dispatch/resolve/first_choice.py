@@ -51,7 +51,7 @@ class FirstChoice:
         if self._untuned:
             return self._default.of(problem)
         dims = problem.dims
-        usable = self._spans.find(dims)
+        usable = self._spans.find(dims) if self._spans.known else None
         if (
             usable is not None
             # a winner of exactly this size has other reasons, also if it does not hold
@@ -71,8 +71,9 @@ class FirstChoice:
             misses = tuple(told)
             if not self._any_depends_on_size(problem, dims):
                 self._unanswered[key] = misses
-        default = self._similar(problem, key)
-        return default and default.after(misses)
+        is_alone = key in self._alone and not self._similar_spans.known
+        default = self._default.of(problem) if is_alone else self._similar(problem, key)
+        return default.after(misses) if misses and default is not None else default
 
     def _any_depends_on_size(self, problem: Problem, dims: Mapping[str, Value]) -> bool:
         """True if winners for static dimensions answer some sizes only: their code is made for each size.

@@ -38,7 +38,8 @@ class Spans(Generic[_Winner]):
         static = () if stretch is None else op.transfers
         self._along = [(name, getter(sorted(others - {name}))) for name in (*sorted(op.dynamic), *static)]
         self._stretches = {} if stretch is None else dict.fromkeys(static, stretch)
-        self._spans: dict[Hashable, dict[int, tuple[int, int, _Winner]]] = {}
+        self.known: dict[Hashable, dict[int, tuple[int, int, _Winner]]] = {}
+        """The spans by everything of their sizes but the one dimension; empty if none was added."""
         self._latest: _Found[_Winner] | None = None
 
     def find(self, dims: Mapping[str, Value]) -> _Winner | None:
@@ -51,12 +52,12 @@ class Spans(Generic[_Winner]):
             size, given = dims[name], others(dims)
             if type(size) is int and first <= size <= last and given == fixed and (*map(type, given),) == kinds:
                 return winner
-        return self._looked_up(dims) if self._spans else None
+        return self._looked_up(dims) if self.known else None
 
     def _looked_up(self, dims: Mapping[str, Value]) -> _Winner | None:
         for name, others in self._along:
             size, fixed = dims[name], others(dims)
-            spans = self._spans.get(self._key(dims, name, fixed))
+            spans = self.known.get(self._key(dims, name, fixed))
             if spans is not None and type(size) is int:
                 for first, last, winner in spans.values():
                     if first <= size <= last:
@@ -87,12 +88,12 @@ class Spans(Generic[_Winner]):
 
     def add(self, dims: Mapping[str, Value], winner: _Winner) -> None:
         """Record that ``winner`` is the nearest to these dimensions, and that no winner has exactly these."""
-        if len(self._spans) >= _MOST:
-            self._spans.clear()
+        if len(self.known) >= _MOST:
+            self.known.clear()
         for name, others in self._along:
             size = dims[name]
             if type(size) is int:
-                spans = self._spans.setdefault(self._key(dims, name, others(dims)), {})
+                spans = self.known.setdefault(self._key(dims, name, others(dims)), {})
                 first, last, _ = spans.get(id(winner), (size, size, winner))
                 spans[id(winner)] = min(first, size), max(last, size), winner
 
