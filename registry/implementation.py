@@ -67,20 +67,22 @@ class Launch:
         frame = sys._getframe(1)
         # each new size of a call makes launches, and a frozen dataclass takes 6 times as long to set its fields
         own = self.__dict__
-        own["kernel"], own["grid"], own["args"] = kernel, grid, args
-        own["constants"] = {} if constants is None else constants
-        own["options"] = {} if options is None else options
-        own["cluster"], own["shared_bytes"] = cluster, shared_bytes
+        own["kernel"] = kernel
+        own["grid"] = grid
+        own["args"] = args
+        own["constants"] = constants = {} if constants is None else constants
+        own["options"] = options = {} if options is None else options
+        own["cluster"] = cluster
+        own["shared_bytes"] = shared_bytes
         own["line"] = frame.f_code.co_filename, frame.f_lineno
-        if type(grid) is not tuple or not 0 < len(grid) <= 3:
+        if type(grid) is not tuple or len(grid) > 3:
             self._check_grid()
         else:
             for extent in grid:
                 if type(extent) is not int or extent < 0:
                     self._check_grid()
-                    break
         # most launches are made of plain tuples and dicts: they need no slower look
-        if type(args) is not tuple or type(own["constants"]) is not dict or type(own["options"]) is not dict:
+        if type(args) is not tuple or type(constants) is not dict or type(options) is not dict:
             self._check_types()
 
     def _check_grid(self) -> None:

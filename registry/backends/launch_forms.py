@@ -65,11 +65,10 @@ class Forms(Generic[_Form]):
 
         ``like`` must be of the same device, with a signature of the same form.
         """
-        form: WrittenForm | None = like.form if isinstance(like, WrittenRun) else None
+        if type(like) is WrittenRun and (numbers := like.form.numbers(launches)) is not None:
+            return WrittenRun(like.form, numbers, launches, make_twin)
+        form = self.get(key())
         numbers = None if form is None else form.numbers(launches)
-        if numbers is None:
-            form = self.get(key())
-            numbers = None if form is None else form.numbers(launches)
         return None if form is None or numbers is None else WrittenRun(form, numbers, launches, make_twin)
 
     def put(self, key: Hashable, form: _Form) -> None:

@@ -168,29 +168,27 @@ class Miss:
         if not families.known or function_modes():
             return None
         self._follow()
-        table, plans = self.table, self.plans
-        generations = table.generation, plans.failures.generation
+        table = self.table
+        generation, failed = table.generation, self.plans.failures.generation
         member = families.member(values, table)
         if member is None:
             return None
         run, resolved, shape, free, family = member
         try:
-            profiled = profiler._is_profiler_enabled
-            outputs = self.profiles.run(resolved, run, *values) if profiled else run(*values)
+            outputs = self.profiles.run(resolved, run, *values) if profiler._is_profiler_enabled else run(*values)
             if resolved.checked:
                 resolved.check(outputs, values)
         except Exception as fault:
-            if not self._put_aside(resolved, fault, None, generations[1]):
+            if not self._put_aside(resolved, fault, None, failed):
                 raise
             return None
         self._missed.hit()
-        resolved.calls.hit()
+        hit = resolved.calls.hit
+        hit()
         if self._watch.misses.active:
             self._note(resolved)
-        answer = family.grad, run, resolved.calls.hit, resolved
-        self.entries.add_like(
-            table, generations[0], shape, values, free, answer, resolved.conditions, distinct=family.distinct
-        )
+        answer, conditions = (family.grad, run, hit, resolved), resolved.conditions
+        self.entries.add_like(table, generation, shape, values, free, answer, conditions, family.distinct)
         return (outputs,)
 
     def _add_family(self, asked: Asked, resolved: Resolved) -> None:

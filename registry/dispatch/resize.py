@@ -101,6 +101,7 @@ class Families:
         self._op: Op = plans.op
         self._schema = schema
         self._entries = entries
+        self._shape = entries.parts.shape
         self._gradients = gradients
         self._mutates = schema.mutates
 
@@ -140,14 +141,15 @@ class Families:
             return None
         if self._mutates and not is_apart(self._schema, values):
             return None
-        shape = self._entries.parts.shape(values)
+        shape = self._shape(values)
         entries = table.now.shapes.get(shape)
         known = next((one[-1] for one in entries if _answers(one[-1], arguments)), None) if entries else None
-        if known is not None:
-            arguments = known.plan.signature.arguments
-        resolved = known or self._resized(family, arguments)
-        if resolved is None:
-            return None
+        if known is None:
+            resolved = self._resized(family, arguments)
+            if resolved is None:
+                return None
+        else:
+            resolved, arguments = known, known.plan.signature.arguments
         read, free = family.free
         if arguments.seen != read:
             read = arguments.read
@@ -163,17 +165,17 @@ class Families:
         return self._gradients.recording(run) if family.gradient else run
 
     def _resized(self, family: CallFamily, arguments: Arguments) -> Resolved | None:
-        op, plans, device = self._op, self._plans, family.device
         problem = family.pose(arguments)
-        if family.first_choice is None:
-            family.first_choice = FirstChoice(plans.situation(problem, device))
-        found = family.first_choice.choice(problem)
+        first_choice = family.first_choice
+        if first_choice is None:
+            first_choice = family.first_choice = FirstChoice(self._plans.situation(problem, family.device))
+        found = first_choice.choice(problem)
         if found is None or (candidate := found.candidate) is None:
             return None
         decision = found.decision
-        if op.transfers and decision is not None and moved_along(op, decision, problem):
-            draft = Draft.of(op, candidate, problem, arguments, device)
-            if not runs_verified_code(op, decision, draft):
+        if decision is not None and self._op.transfers and moved_along(self._op, decision, problem):
+            draft = Draft.of(self._op, candidate, problem, arguments, family.device)
+            if not runs_verified_code(self._op, decision, draft):
                 return None
         like = family.plans.get(id(candidate))
         resized = None if like is None else like.at(problem, arguments)

@@ -31,6 +31,10 @@ class Resizing:
         self._torch = device.torch
         self._runs = runs
         implementation, outputs = plan.candidate.implementation, plan.signature.outputs
+        self._implementation = implementation
+        self._config = plan.candidate.config
+        self._scratch = plan.signature.scratch
+        self._prepared = plan.signature.prepared
         self._rule = plan.op.size_rule(row_major=row_major)
         self._kinds = [(spec.dtype, 0 in spec.shape) for spec in outputs.values()]
         self._prepares, self._has_scratch = _asks(type(implementation))
@@ -44,17 +48,21 @@ class Resizing:
         like = self._plan
         if self._prepares and not like.prepared.serve(problem, arguments, like.signature.arguments):
             return None
-        scratch = like.signature.scratch
+        scratch = self._scratch
         sizes = made = self._sizes(arguments)
         if self._has_scratch:
             scratch = scratch_of(like.candidate, problem, self._device)
-            more = resized_made(like.signature.scratch, scratch)
+            more = resized_made(self._scratch, scratch)
             sizes = None if made is None or more is None else [*made, *more]
-        if self._serves is not None and self._serves(problem, arguments):
-            run: Run | None = like.run
-        else:
+        if self._loads:
+            signature = LateSignature(arguments, partial(self._specs, arguments, made), scratch, self._prepared)
             # the text of the plan's run does not fit outputs or scratch of other kinds
-            run = self._run(problem, self._signature(arguments, made, scratch), None if sizes is None else like.run)
+            former = None if sizes is None else like.run
+            run = self._implementation.bind_loaded(problem, self._config, self._device, signature, former)
+        elif self._serves is not None and self._serves(problem, arguments):
+            run = like.run
+        else:
+            run = self._any_size_run(problem, arguments, made, scratch)
         if run is None:
             return None
         if self.returns_outputs:
@@ -72,27 +80,33 @@ class Resizing:
 
         None if the plan's text does not fit the outputs: a dtype differs, or only one of two is empty.
         """
-        if self._rule is None:
+        rule, kinds = self._rule, self._kinds
+        if rule is None:
             return resized_made(self._plan.signature.outputs, self._plan.op.new_output_specs(arguments, self._torch))
+        made = rule(*arguments.all.values())
+        if len(made) != len(kinds):
+            return None
         sizes: list[Any] = []
-        for (given, dtype), (was, empty) in zip(self._rule(*arguments.all.values()), self._kinds, strict=True):
-            shape = tuple(given)
+        for place, (given, dtype) in enumerate(made):  # zip(strict=True) takes 3 times as long
+            was, empty = kinds[place]
+            shape = given if type(given) is tuple else tuple(given)
             if dtype is not was or (0 in shape) is not empty:
                 return None
             sizes += shape, strides_before(shape[1:]) if shape else ()
         return sizes
 
-    def _run(self, problem: Problem, signature: Signature, like: Run | None) -> Run | None:
-        plan, device = self._plan, self._device
-        implementation, config = plan.candidate.implementation, plan.candidate.config
-        if self._loads:
-            return implementation.bind_loaded(problem, config, device, signature, like)
-        if not implementation.any_size:
+    def _any_size_run(
+        self, problem: Problem, arguments: Arguments, sizes: list[Any] | None, scratch: Mapping[str, TensorSpec]
+    ) -> Run | None:
+        """The run that was bound for other static dimensions or attributes; None if there is none."""
+        plan = self._plan
+        if not self._implementation.any_size:
             return None
-        return self._runs.get(Draft(plan.op, plan.candidate, problem, device, signature, plan.prepared))
+        signature = self._signature(arguments, sizes, scratch)
+        return self._runs.get(Draft(plan.op, plan.candidate, problem, self._device, signature, plan.prepared))
 
     def _signature(self, arguments: Arguments, sizes: list[Any] | None, scratch: Mapping[str, TensorSpec]) -> Signature:
-        return LateSignature(arguments, partial(self._specs, arguments, sizes), scratch, self._plan.signature.prepared)
+        return LateSignature(arguments, partial(self._specs, arguments, sizes), scratch, self._prepared)
 
     def _specs(self, arguments: Arguments, sizes: list[Any] | None) -> dict[str, TensorSpec]:
         """Specs of the outputs, whose ``sizes`` are those of ``_sizes``."""

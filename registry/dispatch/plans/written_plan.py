@@ -88,10 +88,10 @@ def resized_call(call: Any, former: Run, run: Run, sizes: Sequence[Any]) -> Call
 
     ``sizes`` are those of outputs and scratch. None if ``run`` needs another text.
     """
-    if isinstance(run, WrittenRun):
-        alike = isinstance(former, WrittenRun) and run.form is former.form
-        return with_defaults(call, (run, *run.numbers, *sizes)) if alike else None
-    return None if isinstance(former, WrittenRun) else with_defaults(call, (run, *sizes))
+    form = run.form if type(run) is WrittenRun else None
+    if form is not (former.form if type(former) is WrittenRun else None):
+        return None
+    return with_defaults(call, (run, *sizes) if form is None else (run, *run.numbers, *sizes))  # type: ignore[attr-defined]
 
 
 def _sized_names(form: WrittenForm | None, made: Sequence[str]) -> list[str]:

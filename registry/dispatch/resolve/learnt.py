@@ -46,6 +46,11 @@ class Split:
     yes: Split | Leaf
     no: Split | Leaf
 
+    @cached_property
+    def is_numeric(self) -> bool:
+        """Whether the bound is a number."""
+        return not isinstance(self.bound, bool | str)
+
     def holds(self, dims: Mapping[str, Value]) -> bool:
         """True if a problem with these dimensions goes to ``yes``."""
         value, bound = dims.get(self.dim), self.bound
@@ -104,12 +109,12 @@ class LearntDefault:
 
     def leaf(self, dims: Mapping[str, Value]) -> Leaf:
         """The leaf of a problem with these dimensions."""
-        node = self.tree
-        while isinstance(node, Split):
-            value, bound = dims.get(node.dim), node.bound
+        node, get = self.tree, dims.get
+        while type(node) is Split:
             # plain numbers are compared without a call, since each new size of a call comes here
-            plain = type(value) is int and type(bound) is not str and type(bound) is not bool
-            node = node.yes if (value <= bound if plain else node.holds(dims)) else node.no  # type: ignore[operator]
+            value = get(node.dim)
+            holds = value <= node.bound if type(value) is int and node.is_numeric else node.holds(dims)  # type: ignore[operator]
+            node = node.yes if holds else node.no
         return node
 
     def rank(self, dims: Mapping[str, Value]) -> Mapping[str, int]:

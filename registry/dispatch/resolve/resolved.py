@@ -86,12 +86,11 @@ class ResizedAnswer(Resolved):
     @staticmethod
     def of(found: Found, problem: Problem, resized: Resized, conditions: Conditions, *, checked: bool) -> ResizedAnswer:
         """The answer by a choice's plan. Made without ``__init__``, for speed."""
-        run, make_plan = resized
         made: ResizedAnswer = object.__new__(ResizedAnswer)
-        made.__dict__.update(
-            found=found, run=run, make_plan=make_plan, problem=problem, conditions=conditions, checked=checked,
-            calls=Counter(),
-        )  # fmt: skip
+        own = made.__dict__
+        own["run"], own["make_plan"] = resized
+        own["found"], own["problem"], own["conditions"], own["checked"] = found, problem, conditions, checked
+        own["calls"] = Counter()
         return made
 
 
