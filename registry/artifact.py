@@ -75,9 +75,10 @@ class Signature:
         prepared: Mapping[str, TensorSpec] | None = None,
     ) -> None:
         own = self.__dict__  # a frozen dataclass takes 6 times as long to set its fields
-        own["arguments"], own["outputs"], own["scratch"], own["prepared"] = (
-            arguments, outputs, scratch or {}, prepared or {},
-        )  # fmt: skip
+        own["arguments"] = arguments
+        own["outputs"] = outputs
+        own["scratch"] = scratch or {}
+        own["prepared"] = prepared or {}
 
     @cached_property
     def operands(self) -> Mapping[str, RunItem]:
@@ -111,21 +112,27 @@ class Signature:
 
 
 class LateSignature(Signature):
-    """A signature whose specs of outputs are made when they are read: few runs for another size need them."""
+    """A signature whose specs of outputs are made when they are read: few runs for another size need them.
 
-    outputs = cached_property(lambda self: self.make_outputs())
+    They are the result of ``make_outputs(arguments, sizes)``.
+    """
+
+    outputs = cached_property(lambda self: self.make_outputs(self.arguments, self.sizes))
 
     def __init__(
         self,
         arguments: Arguments,
-        make_outputs: Callable[[], Mapping[str, TensorSpec]],
+        make_outputs: Callable[[Arguments, Any], Mapping[str, TensorSpec]],
+        sizes: Any,
         scratch: Mapping[str, TensorSpec],
         prepared: Mapping[str, TensorSpec],
     ) -> None:
         own = self.__dict__  # as in Signature: each new size of a call makes one
-        own["arguments"], own["make_outputs"], own["scratch"], own["prepared"] = (
-            arguments, make_outputs, scratch, prepared,
-        )  # fmt: skip
+        own["arguments"] = arguments
+        own["make_outputs"] = make_outputs
+        own["sizes"] = sizes
+        own["scratch"] = scratch
+        own["prepared"] = prepared
 
 
 class RunItem(NamedTuple):

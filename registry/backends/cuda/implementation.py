@@ -170,7 +170,8 @@ class CudaImplementation(Implementation):
         yield from (text for text in kernel_texts(*own_classes(self)) if text != self.source)
 
     def _launches(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
-        return launches_of(self, self.launch(problem, config, device))
+        given = self.launch(problem, config, device)
+        return (given,) if type(given) is Launch else launches_of(self, given)
 
     def _variant(self, launch: Launch, signature: Signature) -> Variant:
         kernel, options = launch.kernel, dict(launch.options)

@@ -72,7 +72,8 @@ class TritonImplementation(Implementation):
         """``launch`` as a tuple. Raises DeviceError for a CPU outside the interpreter."""
         if device.type != "cuda" and not INTERPRETED:
             raise DeviceError(f"{self.name} of {self.op}: {device} runs Triton under TRITON_INTERPRET=1 alone")
-        return launches_of(self, self.launch(problem, config, device))
+        given = self.launch(problem, config, device)
+        return (given,) if type(given) is Launch else launches_of(self, given)
 
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
         """One variant per launch; none in the interpreter, which compiles nothing."""

@@ -55,7 +55,7 @@ class Resizing:
             more = resized_made(self._scratch, scratch)
             sizes = None if made is None or more is None else [*made, *more]
         if self._loads:
-            signature = LateSignature(arguments, partial(self._specs, arguments, made), scratch, self._prepared)
+            signature = LateSignature(arguments, self._specs, made, scratch, self._prepared)
             # the text of the plan's run does not fit outputs or scratch of other kinds
             former = None if sizes is None else like.run
             run = self._implementation.bind_loaded(problem, self._config, self._device, signature, former)
@@ -106,7 +106,7 @@ class Resizing:
         return self._runs.get(Draft(plan.op, plan.candidate, problem, self._device, signature, plan.prepared))
 
     def _signature(self, arguments: Arguments, sizes: list[Any] | None, scratch: Mapping[str, TensorSpec]) -> Signature:
-        return LateSignature(arguments, partial(self._specs, arguments, sizes), scratch, self._prepared)
+        return LateSignature(arguments, self._specs, sizes, scratch, self._prepared)
 
     def _specs(self, arguments: Arguments, sizes: list[Any] | None) -> dict[str, TensorSpec]:
         """Specs of the outputs, whose ``sizes`` are those of ``_sizes``."""
