@@ -183,7 +183,7 @@ class Families:
             return None
         conditions = (_ALIGNED if found.narrow else ()) if family.aligned else (AlignedLike.of(arguments),)
         checked = candidate.implementation.returns_outputs
-        return ResizedAnswer.of(found, problem, resized, conditions, checked=checked)
+        return ResizedAnswer.of(found, problem, resized, conditions, checked)
 
     def _bound(
         self, family: CallFamily, candidate: Candidate, problem: Problem, arguments: Arguments

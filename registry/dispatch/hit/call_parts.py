@@ -65,13 +65,11 @@ def _shape_of_any(place: int | None, values: Sequence[Any]) -> Hashable:
 
 
 def _getter(places: Sequence[int]) -> _Getter:
-    """A function that returns the values at these places as a tuple, in C since a comprehension is a Python call."""
+    """A function that returns the values of a tuple at these places as a tuple, in C: a lambda takes twice as long."""
     if len(places) > 1:
         return itemgetter(*places)
-    if not places:
-        return lambda _: ()
-    place = places[0]
-    return lambda values: (values[place],)
+    place = places[0] if places else 0
+    return itemgetter(slice(place, place + len(places)))
 
 
 GIVEN_AS_LIST = frozenset({list, torch.Size})

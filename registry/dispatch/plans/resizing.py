@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
 from ...arguments.specs import quick_spec, strides_before
 from ...artifact import LateSignature, Signature
+from ...contract.fake import Rule
 from ...device import Device
+from ...generated_code import function
 from ...implementation import Implementation, Run, binds_loaded
 from ...problem import Arguments, Problem, TensorSpec
 from .any_size_runs import AnySizeRuns
@@ -35,8 +37,9 @@ class Resizing:
         self._config = plan.candidate.config
         self._scratch = plan.signature.scratch
         self._prepared = plan.signature.prepared
-        self._rule = plan.op.size_rule(row_major=row_major)
-        self._kinds = [(spec.dtype, 0 in spec.shape) for spec in outputs.values()]
+        rule = plan.op.size_rule(row_major=row_major)
+        # shape and strides of each output, as arguments of ``resized_call``; None if the plan's text does not fit them
+        self._sizes = self._sizes_by_fake if rule is None else _sizes_by(rule, outputs.values())
         self._prepares, self._has_scratch = _asks(type(implementation))
         known = runs.of(plan) if implementation.any_size else None
         self._serves = None if known is None else known.serves
@@ -75,25 +78,9 @@ class Resizing:
             return plan.call, lambda: plan
         return call, make_plan
 
-    def _sizes(self, arguments: Arguments) -> list[Any] | None:
-        """Shape and strides of each output, as arguments of ``resized_call``.
-
-        None if the plan's text does not fit the outputs: a dtype differs, or only one of two is empty.
-        """
-        rule, kinds = self._rule, self._kinds
-        if rule is None:
-            return resized_made(self._plan.signature.outputs, self._plan.op.new_output_specs(arguments, self._torch))
-        made = rule(*arguments.all.values())
-        if len(made) != len(kinds):
-            return None
-        sizes: list[Any] = []
-        for place, (given, dtype) in enumerate(made):  # zip(strict=True) takes 3 times as long
-            was, empty = kinds[place]
-            shape = given if type(given) is tuple else tuple(given)
-            if dtype is not was or (0 in shape) is not empty:
-                return None
-            sizes += shape, strides_before(shape[1:]) if shape else ()
-        return sizes
+    def _sizes_by_fake(self, arguments: Arguments) -> list[Any] | None:
+        """``_sizes`` without a rule for the outputs."""
+        return resized_made(self._plan.signature.outputs, self._plan.op.new_output_specs(arguments, self._torch))
 
     def _any_size_run(
         self, problem: Problem, arguments: Arguments, sizes: list[Any] | None, scratch: Mapping[str, TensorSpec]
@@ -130,6 +117,23 @@ class Resizing:
         if call is not None:
             plan.__dict__["call"] = call
         return plan
+
+
+def _sizes_by(rule: Rule, outputs: Iterable[TensorSpec]) -> Callable[[Arguments], list[Any] | None]:
+    """``sizes(arguments)``: shape and strides of each output by a rule; generated, in half the time of a loop.
+
+    It returns None if a dtype differs from that in ``outputs``, or if only one of two tensors is empty.
+    """
+    names: dict[str, Any] = {"rule": rule, "before": strides_before, "type": type, "tuple": tuple}
+    lines, made, tests, sizes = list[str](), "", list[str](), ""
+    for place, spec in enumerate(outputs):
+        names[f"dtype{place}"] = spec.dtype
+        made += f"(given{place}, kind{place}), "
+        lines.append(f"shape{place} = given{place} if type(given{place}) is tuple else tuple(given{place})")
+        tests.append(f"kind{place} is not dtype{place} or (0 in shape{place}) is not {0 in spec.shape}")
+        sizes += f"shape{place}, before(shape{place}[1:]) if shape{place} else (), "
+    lines = [f"{made} = rule(*arguments.all.values())", *lines, f"if {' or '.join(tests)}: return None"] if made else []
+    return function("sizes", "arguments", [*lines, f"return [{sizes}]"], names)
 
 
 @lru_cache(maxsize=1024)

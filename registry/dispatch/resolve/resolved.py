@@ -84,12 +84,15 @@ class ResizedAnswer(Resolved):
     untuned = cached_property(lambda self: self.choice.step == "default")
 
     @staticmethod
-    def of(found: Found, problem: Problem, resized: Resized, conditions: Conditions, *, checked: bool) -> ResizedAnswer:
+    def of(found: Found, problem: Problem, resized: Resized, conditions: Conditions, checked: bool) -> ResizedAnswer:
         """The answer by a choice's plan. Made without ``__init__``, for speed."""
         made: ResizedAnswer = object.__new__(ResizedAnswer)
         own = made.__dict__
         own["run"], own["make_plan"] = resized
-        own["found"], own["problem"], own["conditions"], own["checked"] = found, problem, conditions, checked
+        own["found"] = found
+        own["problem"] = problem
+        own["conditions"] = conditions
+        own["checked"] = checked
         own["calls"] = Counter()
         return made
 
