@@ -133,10 +133,13 @@ class CudaImplementation(Implementation):
         launches, aligned = self._launches(problem, config, device), problem.traits["aligned"]
         for launch in launches:
             _check_launch(self.name, launch, device)
-        if isinstance(like, WrittenRun) and aligned is not getattr(like.form, "guarded", None):
-            like = None
-        twin = partial(self._twin, problem, config, device, signature) if aligned else None
-        return _FORMS.run(like, launches, lambda: _form_key(launches, signature, device, aligned), twin)
+        make_twin, given = (self._twin, (problem, config, device, signature)) if aligned else (None, ())
+        # most sizes differ from ``like`` in extents and numbers alone
+        if type(like) is WrittenRun and aligned is getattr(like.form, "guarded", None):
+            numbers = like.form.numbers(launches)
+            if numbers is not None:
+                return WrittenRun(like.form, numbers, launches, make_twin, given)
+        return _FORMS.run(_form_key(launches, signature, device, aligned), launches, make_twin, given)
 
     def _twin(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run:
         """The run for tensors that are not aligned, made at its first call."""

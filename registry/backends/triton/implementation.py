@@ -32,6 +32,7 @@ from ..kernel_limit import check_room
 from ..launch_checks import launches_of, refuse_empty
 from ..launch_forms import Forms, form_key, launch_key
 from ..misaligned_run import MisalignedRun, compiled_run
+from ..written_run import WrittenRun
 from . import cubin
 from . import stored as triton_stored
 from .bound_launch import BoundLaunch, full_grid, interpreted_run
@@ -120,8 +121,11 @@ class TritonImplementation(Implementation):
         if INTERPRETED:
             return None
         launches = self.launches(problem, config, device)
-        twin = partial(self._twin, problem, config, device, signature)
-        return _FORMS.run(like, launches, partial(_form_key, launches, signature, device), twin)
+        given = problem, config, device, signature
+        # most sizes differ from ``like`` in extents and numbers alone
+        if type(like) is WrittenRun and (numbers := like.form.numbers(launches)) is not None:
+            return WrittenRun(like.form, numbers, launches, self._twin, given)
+        return _FORMS.run(_form_key(launches, signature, device), launches, self._twin, given)
 
     def compiler_environment(self) -> Mapping[str, str]:
         return compiler_environment.triton()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -37,10 +36,9 @@ class CallParts:
         self.compared: _Getter = self._with_lengths if self.lists else _getter(self.plain)
         self.tensors: _Getter = self._with_items if self.lists else _getter(self._tensors)
         key = key_parameter(parameters)
-        place = None if key is None else parameters.index(key)
-        plain = key is not None and key.kind == "Tensor" and not key.optional
-        self.shape: Callable[[Sequence[Any]], Hashable] = partial(_shape_of_tensor if plain else _shape_of_any, place)
-        """A function that returns the shape by which entries are found; None if the key parameter has no tensor."""
+        self._key = None if key is None else parameters.index(key)
+        self.key = key.name if key is not None and key.kind == "Tensor" and not key.optional else ""
+        """The name of the tensor by whose shape entries are found; "" if it may be missing, or one of a list."""
 
     def _with_items(self, values: Sequence[Any]) -> tuple[Any, ...]:
         found: list[Any] = []
@@ -51,17 +49,12 @@ class CallParts:
     def _with_lengths(self, values: Sequence[Any]) -> tuple[Any, ...]:
         return tuple([len(values[place]) if place in self.lists else values[place] for place in self.plain])
 
-
-def _shape_of_tensor(place: int, values: Sequence[Any]) -> Hashable:
-    shape: Hashable = values[place].shape
-    return shape
-
-
-def _shape_of_any(place: int | None, values: Sequence[Any]) -> Hashable:
-    key = None if place is None else values[place]
-    if isinstance(key, tuple):
-        key = key[0] if key else None
-    return None if key is None else key.shape
+    def shape(self, values: Sequence[Any]) -> Hashable:
+        """The shape by which entries are found; None if the key parameter has no tensor."""
+        key = None if self._key is None else values[self._key]
+        if isinstance(key, tuple):
+            key = key[0] if key else None
+        return None if key is None else key.shape
 
 
 def _getter(places: Sequence[int]) -> _Getter:

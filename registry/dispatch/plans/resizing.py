@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ...arguments.specs import quick_spec, strides_before
 from ...artifact import LateSignature, Signature
-from ...contract.fake import Rule
+from ...contract import Rule
 from ...device import Device
 from ...generated_code import function
 from ...implementation import Implementation, Run, binds_loaded
 from ...problem import Arguments, Problem, TensorSpec
 from .any_size_runs import AnySizeRuns
 from .plan import Draft, Plan, scratch_of
-from .written_plan import resized_call, resized_made
+from .written_plan import resized_made, resizing_call
 
-Resized = tuple[Callable[..., Any], Callable[[], Plan]]
-"""A plan for another size: its function, and a function that makes the plan itself, which few calls need."""
+Resized = tuple[Callable[..., Any], Callable[..., Plan], tuple[Any, ...]]
+"""A plan for another size: its function, then ``make_plan`` and ``given``.
+
+``make_plan(*given)`` makes the plan itself, which few calls need.
+"""
 
 
 class Resizing:
@@ -38,7 +41,7 @@ class Resizing:
         self._scratch = plan.signature.scratch
         self._prepared = plan.signature.prepared
         rule = plan.op.size_rule(row_major=row_major)
-        # shape and strides of each output, as arguments of ``resized_call``; None if the plan's text does not fit them
+        # shape and strides of each output, as arguments of ``resizing_call``; None if the plan's text does not fit them
         self._sizes = self._sizes_by_fake if rule is None else _sizes_by(rule, outputs.values())
         self._prepares, self._has_scratch = _asks(type(implementation))
         known = runs.of(plan) if implementation.any_size else None
@@ -71,12 +74,16 @@ class Resizing:
         if self.returns_outputs:
             call = like.call if run is like.run and not scratch else None
         else:
-            call = None if sizes is None else resized_call(like.call, like.run, run, sizes)
-        make_plan = partial(self._made, problem, arguments, made, scratch, run, call)
+            call = None if sizes is None else self._resized_call(run, sizes)
+        given = problem, arguments, made, scratch, run, call
         if call is None:
-            plan = make_plan()
-            return plan.call, lambda: plan
-        return call, make_plan
+            plan = self._made(*given)
+            return plan.call, lambda: plan, ()
+        return call, self._made, given
+
+    @cached_property
+    def _resized_call(self) -> Callable[[Run, Sequence[Any]], Callable[..., Any] | None]:
+        return resizing_call(self._plan.call, self._plan.run)
 
     def _sizes_by_fake(self, arguments: Arguments) -> list[Any] | None:
         """``_sizes`` without a rule for the outputs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...arguments.traits import FamilyTraits
 from ...contract import Op
@@ -27,36 +27,40 @@ _MOST = 1024
 
 
 class Found:
-    """A choice for a problem, which ``make`` makes when it is read; ``decision``: what the choice is about.
+    """A choice for a problem, which ``make(*given)`` makes when it is read; ``decision``: what the choice is about.
 
     ``narrow``: it needs aligned tensors (multiples of 16 bytes). ``misses``: why winners were passed over.
     """
 
-    __slots__ = ("_make", "candidate", "decision", "misses", "narrow")
+    __slots__ = ("_given", "_make", "candidate", "decision", "misses", "narrow")
 
     def __init__(
         self,
         candidate: Candidate,
         narrow: bool,
-        make: Callable[[], Choice],
+        make: Callable[..., Choice],
         decision: Winner | None = None,
         misses: tuple[str, ...] = (),
+        given: tuple[Any, ...] = (),
     ) -> None:
         self.candidate = candidate
         self.narrow = narrow
         self.decision = decision
         self.misses = misses
         self._make = make
+        self._given = given
 
     @property
     def choice(self) -> Choice:
         """The choice, with its reason and distance."""
-        return self._make()
+        return self._make(*self._given)
 
     def after(self, misses: tuple[str, ...]) -> Found:
         """The same choice, after more that was passed over."""
         misses = (*misses, *self.misses)
-        return Found(self.candidate, self.narrow, self._make, self.decision, misses) if misses else self
+        if not misses:
+            return self
+        return Found(self.candidate, self.narrow, self._make, self.decision, misses, self._given)
 
 
 class BestDefault:

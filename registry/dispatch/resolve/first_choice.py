@@ -55,7 +55,7 @@ class FirstChoice:
         if (
             usable is not None
             # a winner of exactly this size has other reasons, also if it does not hold
-            and usable.is_near(dims)
+            and usable.sizes(dims) != usable.own
             and not (usable.stale and self._has_own(problem))
             and (usable.default is None or usable.has_default(problem))
         ):
@@ -222,8 +222,9 @@ class _Usable:
     ) -> None:
         self.candidate = candidate
         self._decision = decision
-        self._sizes = getter(situation.op.near_along)
-        self._own = self._sizes(decision.problem.dims)
+        self.sizes = getter(situation.op.near_along)
+        """A function that returns the sizes of dimensions; ``own`` are those of the decision."""
+        self.own = self.sizes(decision.problem.dims)
         self.octaves: Callable[[Mapping[str, Value], Winner], float] | None = None
         """The distance of the decision from other dimensions; None for a default."""
         self.misses: tuple[str, ...] = ()
@@ -257,21 +258,19 @@ class _Usable:
         narrow = self._demand.of(problem)
         return narrow if narrow is not None and self._fits.of(problem) else None
 
-    def is_near(self, dims: Mapping[str, Value]) -> bool:
-        """True if a problem with these dimensions has another size than the decision's."""
-        return self._sizes(dims) != self._own
-
     def has_default(self, problem: Problem) -> bool:
         """True if the configuration, a default, is the default for a problem, too."""
         return self.default is not None and exact_items(self.default.of(problem)) == exact_items(self.candidate.config)
 
     def found(self, problem: Problem) -> Found | None:
         """The choice for a problem; None if the candidate cannot run it."""
-        narrow = self.narrow(problem)
-        if self._choice is None or narrow is None:
+        # as ``narrow``, without its calls: each new size of a call comes here
+        narrow = self._demand.of(problem)
+        if narrow is None or self._choice is None:
             return None
-        decision = self._choice.decision
-        return Found(self.candidate, narrow, partial(self._choice_at, problem.dims), decision, self.misses)
+        if not (self._fits.of(problem) if self._fits.is_kept else self._is_point(problem)):
+            return None
+        return Found(self.candidate, narrow, self._choice_at, self._choice.decision, self.misses, (problem.dims,))
 
     def _choice_at(self, dims: Mapping[str, Value]) -> Choice:
         assert self._choice is not None
