@@ -72,6 +72,7 @@ class Miss:
     ) -> None:
         op = plans.op
         self.plans = plans
+        self._failures = plans.failures
         self.entries = EntryMaker(op.parsed)
         self.table = Table(len(self.entries.parts.plain))
         self.families = Families(plans, op.parsed, self.entries, gradients)
@@ -169,7 +170,7 @@ class Miss:
             return None
         self._follow()
         table = self.table
-        generation, failed = table.generation, self.plans.failures.generation
+        generation, failed = table.generation, self._failures.generation
         member = families.member(values, table)
         if member is None:
             return None
@@ -187,8 +188,8 @@ class Miss:
         hit()
         if self._watch.misses.active:
             self._note(resolved)
-        answer, conditions = (family.grad, run, hit, resolved), resolved.conditions
-        self.entries.add_like(table, generation, shape, values, free, answer, conditions, family.distinct)
+        answer = family.grad, run, hit, resolved
+        self.entries.add_like(table, generation, shape, values, free, answer, resolved.conditions, family.distinct)
         return (outputs,)
 
     def _add_family(self, asked: Asked, resolved: Resolved) -> None:

@@ -183,8 +183,7 @@ class Families:
         if resized is None and (resized := self._bound(family, candidate, problem, arguments)) is None:
             return None
         conditions = (_ALIGNED if found.narrow else ()) if family.aligned else (AlignedLike.of(arguments),)
-        checked = candidate.implementation.returns_outputs
-        return ResizedAnswer.of(found, problem, resized, conditions, checked)
+        return ResizedAnswer.of(found, problem, resized, conditions, candidate.implementation.returns_outputs)
 
     def _bound(
         self, family: CallFamily, candidate: Candidate, problem: Problem, arguments: Arguments

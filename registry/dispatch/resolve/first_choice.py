@@ -22,7 +22,7 @@ from .op_winners import Winner, WinnerSource
 from .remembered_answers import Remembered
 from .resolution import Choice, exact_choice, nearest_choice, similar_choice
 from .situation import Situation, Standing, shown_exact
-from .spans import Spans
+from .spans import FoundSpan, Spans
 from .standings import standing_of
 
 
@@ -51,15 +51,16 @@ class FirstChoice:
         if self._untuned:
             return self._default.of(problem)
         dims = problem.dims
-        usable = self._spans.find(dims) if self._spans.known else None
-        if (
-            usable is not None
-            # a winner of exactly this size has other reasons, also if it does not hold
-            and usable.sizes(dims) != usable.own
-            and not (usable.stale and self._has_own(problem))
-            and (usable.default is None or usable.has_default(problem))
-        ):
-            return usable.found(problem)
+        span = self._spans.span(dims) if self._spans.known else None
+        if span is not None:
+            usable = span[-1]
+            if (
+                # a winner of exactly this size has other reasons, also if it does not hold
+                usable.sizes(dims) != usable.own
+                and not (usable.stale and self._has_own(problem))
+                and (usable.default is None or usable.has_default(problem))
+            ):
+                return usable.found(problem, span)
         fixed = self._fixed(dims)
         key = *fixed, *map(type, fixed)
         misses = self._unanswered.get(key)
@@ -243,6 +244,8 @@ class _Usable:
         )
         """The implementation's default by problem, if that is the configuration; else None."""
         self._demand = Remembered(lambda problem: demand(implementation, problem, device), dynamic)
+        self._narrow: tuple[FoundSpan[_Usable] | None, bool | None] = (None, None)
+        """A span in which no size decides whether the candidate can run, and ``narrow`` there."""
 
     def _is_point(self, problem: Problem) -> bool:
         """True if the configuration is valid for a problem; fast if it has the space of the problem before."""
@@ -262,10 +265,14 @@ class _Usable:
         """True if the configuration, a default, is the default for a problem, too."""
         return self.default is not None and exact_items(self.default.of(problem)) == exact_items(self.candidate.config)
 
-    def found(self, problem: Problem) -> Found | None:
-        """The choice for a problem; None if the candidate cannot run it."""
+    def found(self, problem: Problem, span: FoundSpan[_Usable] | None = None) -> Found | None:
+        """The choice for a problem, which is in ``span`` if that is given; None if the candidate cannot run it."""
         # as ``narrow``, without its calls: each new size of a call comes here
-        narrow = self._demand.of(problem)
+        latest, narrow = self._narrow
+        if latest is not span or span is None:
+            narrow = self._demand.of(problem)
+            if span is not None and not self._demand.depends_on(span[0]):
+                self._narrow = span, narrow
         if narrow is None or self._choice is None:
             return None
         if not (self._fits.of(problem) if self._fits.is_kept else self._is_point(problem)):

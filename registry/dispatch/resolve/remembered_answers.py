@@ -44,6 +44,10 @@ class Remembered(Generic[_Answer]):
         self.is_kept = True
         """False once the function was seen to read what makes each answer a new one: then all are asked for anew."""
 
+    def depends_on(self, name: str) -> bool:
+        """False if no answer so far depends on a dimension."""
+        return self._known is None or name in self._known.names
+
     def of(self, problem: Problem) -> _Answer:
         """The answer for a problem. Raises any exception of ``ask``."""
         known, traits = self._known, problem.traits

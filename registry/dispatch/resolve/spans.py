@@ -20,7 +20,7 @@ _MOST = 1024
 _Winner = TypeVar("_Winner")
 
 
-_Found = tuple[
+FoundSpan = tuple[
     str, Callable[[Mapping[str, Value]], tuple[Value, ...]], tuple[Value, ...], tuple[type, ...], int, int, _Winner
 ]
 """A span that was found: its dimension, a function that returns all others, their values and types, and its ends."""
@@ -40,29 +40,35 @@ class Spans(Generic[_Winner]):
         self._stretches = {} if stretch is None else dict.fromkeys(static, stretch)
         self.known: dict[Hashable, dict[int, tuple[int, int, _Winner]]] = {}
         """The spans by everything of their sizes but the one dimension; empty if none was added."""
-        self._latest: _Found[_Winner] | None = None
+        self._latest: FoundSpan[_Winner] | None = None
 
     def find(self, dims: Mapping[str, Value]) -> _Winner | None:
         """The winner of a span that contains these dimensions; None without one.
 
         The ends of a span are sizes that were added.
         """
-        if self._latest is not None:
-            name, others, fixed, kinds, first, last, winner = self._latest
+        span = self.span(dims)
+        return None if span is None else span[-1]
+
+    def span(self, dims: Mapping[str, Value]) -> FoundSpan[_Winner] | None:
+        """The span that contains these dimensions; one object as long as only its own dimension changes."""
+        latest = self._latest
+        if latest is not None:
+            name, others, fixed, kinds, first, last, _ = latest
             size, given = dims[name], others(dims)
             if type(size) is int and first <= size <= last and given == fixed and (*map(type, given),) == kinds:
-                return winner
+                return latest
         return self._looked_up(dims) if self.known else None
 
-    def _looked_up(self, dims: Mapping[str, Value]) -> _Winner | None:
+    def _looked_up(self, dims: Mapping[str, Value]) -> FoundSpan[_Winner] | None:
         for name, others in self._along:
             size, fixed = dims[name], others(dims)
             spans = self.known.get(self._key(dims, name, fixed))
             if spans is not None and type(size) is int:
                 for first, last, winner in spans.values():
                     if first <= size <= last:
-                        self._latest = name, others, fixed, (*map(type, fixed),), first, last, winner
-                        return winner
+                        self._latest = found = name, others, fixed, (*map(type, fixed),), first, last, winner
+                        return found
         return None
 
     def add_ahead(
