@@ -13,6 +13,7 @@ import torch
 import registry_torch
 from registry import Config, Device, Floor, Implementation, Op, Problem, Tolerance, quantize
 from registry.artifact import Built
+from registry.contract import RowMajor
 from registry.discovery.catalog import Catalog
 from registry.dispatch.bound_op import BoundOp
 from registry.dispatch.dispatcher import Dispatcher
@@ -91,6 +92,52 @@ def test_an_int_that_grows_at_each_call_is_a_size_unless_binding_looked_at_it(ea
         x = torch.randn(8)
         torch.testing.assert_close(dispatcher.call("acme::shifted", x, position), x + position)
     assert shifted.bound == ([3, 4, 5] if early else [-1])
+
+
+def sums(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * 2, x.sum(1).to(torch.float64 if x.shape[0] > 4 else x.dtype)
+
+
+SUMS = Op(
+    name="acme::sums",
+    schema="acme::sums(Tensor x) -> (Tensor y, Tensor z)",
+    version=1,
+    reference=sums,
+    fake=RowMajor(
+        lambda x: [(x.shape, x.dtype), (x.shape[:1], torch.float64 if x.shape[0] > 4 else x.dtype)], otherwise=sums
+    ),
+    problem=lambda arguments: {"rows": arguments.tensor("x").shape[0], "cols": arguments.tensor("x").shape[1]},
+    inputs=lambda problem, _kind, _generator: (torch.zeros(problem.rows, problem.cols),),
+    floor=lambda _: Floor(0, 0),
+    tolerance=Tolerance({}, {}, lambda _, reference: reference),
+    static=frozenset({"cols"}),
+    dynamic=frozenset({"rows"}),
+)
+
+
+class Sums(Implementation):
+    op, name = "acme::sums", "acme.sums"
+    device_types = frozenset({"cpu"})
+    any_size = True
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
+            for output, result in zip(outputs, sums(arguments[0]), strict=True):
+                output.copy_(result)
+
+        return run
+
+
+def test_each_of_several_outputs_has_the_shape_and_dtype_of_its_size(resolved: list[int]) -> None:
+    dispatcher = Dispatcher(Catalog(entry_points=()))
+    dispatcher.catalog.define(SUMS)
+    dispatcher.register(Sums())
+    for rows in (2, 3, 4, 5, 6, 1, 7, 2):
+        x = torch.randn(rows, 6)
+        for found, expected in zip(dispatcher.call("acme::sums", x), sums(x), strict=True):
+            assert (found.shape, found.dtype, found.stride()) == (expected.shape, expected.dtype, expected.stride())
+            torch.testing.assert_close(found, expected)
+    assert resolved == [2]
 
 
 def right(dispatcher: Dispatcher, x: torch.Tensor) -> None:
