@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
+from ...arguments.traits import FamilyTraits
 from ...discovery import answers
 from ...problem import Problem, Value, exact_items, getter
 from ...space import Space
@@ -269,9 +270,11 @@ class _Usable:
         """The choice for a problem, which is in ``span`` if that is given; None if the candidate cannot run it."""
         # as ``narrow``, without its calls: each new size of a call comes here
         latest, narrow = self._narrow
-        if latest is not span or span is None:
+        # other traits may differ from size to size
+        kept = span is not None and isinstance(problem.traits, FamilyTraits)
+        if latest is not span or not kept:
             narrow = self._demand.of(problem)
-            if span is not None and not self._demand.depends_on(span[0]):
+            if kept and span is not None and not self._demand.depends_on(span[0]):
                 self._narrow = span, narrow
         if narrow is None or self._choice is None:
             return None
