@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -22,6 +22,8 @@ from .source_files import sources_of
 from .space import Config, Space
 
 _HERE = __name__.partition(".")[0]
+
+_BindLoaded = TypeVar("_BindLoaded", bound=Callable[..., Any])
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -266,6 +268,20 @@ def own_classes(implementation: Implementation) -> list[type[Implementation]]:
     """An implementation's class and its base implementations, without those of this package."""
     classes = [each for each in type(implementation).__mro__ if issubclass(each, Implementation)]
     return [each for each in classes if each.__module__.partition(".")[0] != _HERE]
+
+
+def by_form(bind_loaded: _BindLoaded) -> _BindLoaded:
+    """Mark a ``bind_loaded`` that reads nothing of a signature but what ``Signature.form`` covers.
+
+    It may then get the signature of ``like``, whose sizes are others, and no signature is made for each new size.
+    """
+    bind_loaded.by_form = True  # type: ignore[attr-defined]
+    return bind_loaded
+
+
+def reads_form_alone(kind: type[Implementation]) -> bool:
+    """True if ``bind_loaded`` of a class is marked by ``by_form``."""
+    return getattr(kind.bind_loaded, "by_form", False)
 
 
 @lru_cache(maxsize=1024)

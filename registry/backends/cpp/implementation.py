@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ...artifact import Artifact, Built, RunItem, Signature, Target, Variant
 from ...device import Device
 from ...errors import CompileError, InvalidDefinitionError, MisnamedError
-from ...implementation import Implementation, Launch, Run, own_classes
+from ...implementation import Implementation, Launch, Run, by_form, own_classes
 from ...problem import Problem, TensorSpec
 from ...source_files import kernel_texts
 from ...space import Config
@@ -93,6 +93,7 @@ class CppImplementation(Implementation):
         _FORMS.put(form_key(map(launch_key, launches), built.signature, 0), form)
         return form.run(launches)
 
+    @by_form
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:

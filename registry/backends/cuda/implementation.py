@@ -13,7 +13,7 @@ from types import ModuleType
 from ...artifact import Artifact, Built, Signature, Target, Variant
 from ...device import Device
 from ...errors import CacheError, CompileError, MisnamedError, NotLaunchedError, OutOfResourcesError, UnsupportedError
-from ...implementation import Implementation, Launch, Run, own_classes
+from ...implementation import Implementation, Launch, Run, by_form, own_classes
 from ...problem import Problem
 from ...source_files import kernel_texts
 from ...space import Config
@@ -126,6 +126,7 @@ class CudaImplementation(Implementation):
         _FORMS.put(_form_key(launches, built.signature, device, aligned), form)
         return form.run(launches, partial(self._twin, problem, config, device, built.signature) if aligned else None)
 
+    @by_form
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:

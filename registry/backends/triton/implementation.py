@@ -21,7 +21,7 @@ from ...artifact import Artifact, Built, Signature, Target, Variant
 from ...author_code import where_defined, where_written
 from ...device import Device
 from ...errors import CompileError, DeviceError, InvalidDefinitionError, OutOfResourcesError, RegistryError
-from ...implementation import Implementation, Launch, Run
+from ...implementation import Implementation, Launch, Run, by_form
 from ...paths import cache_folder
 from ...problem import Problem
 from ...source_files import sources_of
@@ -114,6 +114,7 @@ class TritonImplementation(Implementation):
         _FORMS.put(_form_key(launches, built.signature, device), form)
         return form.run(launches, partial(self._twin, problem, config, device, built.signature))
 
+    @by_form
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:

@@ -11,7 +11,7 @@ from ...artifact import LateSignature, Signature
 from ...contract import Rule
 from ...device import Device
 from ...generated_code import function
-from ...implementation import Implementation, Run, binds_loaded
+from ...implementation import Implementation, Run, binds_loaded, reads_form_alone
 from ...problem import Arguments, Problem, TensorSpec
 from .any_size_runs import AnySizeRuns
 from .plan import Draft, Plan, scratch_of
@@ -47,6 +47,8 @@ class Resizing:
         known = runs.of(plan) if implementation.any_size else None
         self._serves = None if known is None else known.serves
         self._loads = not implementation.any_size and binds_loaded(type(implementation))
+        self._by_form = reads_form_alone(type(implementation))
+        self._make_plan = self._made  # kept, since each reading of a method makes an object
         self.returns_outputs = implementation.returns_outputs
 
     def at(self, problem: Problem, arguments: Arguments) -> Resized | None:
@@ -61,9 +63,11 @@ class Resizing:
             more = resized_made(self._scratch, scratch)
             sizes = None if made is None or more is None else [*made, *more]
         if self._loads:
-            signature = LateSignature(arguments, self._specs, made, scratch, self._prepared)
             # the text of the plan's run does not fit outputs or scratch of other kinds
             former = None if sizes is None else like.run
+            signature = like.signature
+            if former is None or not self._by_form:
+                signature = self._signature(arguments, made, scratch)
             run = self._implementation.bind_loaded(problem, self._config, self._device, signature, former)
         elif self._serves is not None and self._serves(problem, arguments):
             run = like.run
@@ -79,7 +83,7 @@ class Resizing:
         if call is None:
             plan = self._made(*given)
             return plan.call, lambda: plan, ()
-        return call, self._made, given
+        return call, self._make_plan, given
 
     @cached_property
     def _resized_call(self) -> Callable[[Run, Sequence[Any]], Callable[..., Any] | None]:

@@ -46,6 +46,8 @@ class FirstChoice:
         self._similar_spans: Spans[_Usable] = Spans(op)
         self._alone: set[Hashable] = set()
         self._seen_similar: set[Hashable] = set()
+        self._told: tuple[Found, tuple[str, ...], Found] | None = None
+        """The latest default, why winners were passed over, and both in one choice."""
 
     def choice(self, problem: Problem) -> Found | None:
         """The first of ``choices``; None if a winner's candidate cannot run it. Raises what implementations raise."""
@@ -75,7 +77,12 @@ class FirstChoice:
                 self._unanswered[key] = misses
         is_alone = key in self._alone and not self._similar_spans.known
         default = self._default.of(problem) if is_alone else self._similar(problem, key)
-        return default.after(misses) if misses and default is not None else default
+        if default is None or not misses:
+            return default
+        told = self._told
+        if told is None or told[0] is not default or told[1] is not misses:
+            told = self._told = default, misses, default.after(misses)
+        return told[2]
 
     def _any_depends_on_size(self, problem: Problem, dims: Mapping[str, Value]) -> bool:
         """True if winners for static dimensions answer some sizes only: their code is made for each size.
@@ -234,6 +241,7 @@ class _Usable:
         self.stale = False
         """True if a nearer winner holds for no size."""
         self._choice = choice
+        self._make = self._choice_at  # kept, since each reading of a method makes an object
         implementation, device, dynamic = candidate.implementation, situation.device, situation.op.dynamic
         self._device = device
         self._space: Space | None = None
@@ -280,7 +288,7 @@ class _Usable:
             return None
         if not (self._fits.of(problem) if self._fits.is_kept else self._is_point(problem)):
             return None
-        return Found(self.candidate, narrow, self._choice_at, self._choice.decision, self.misses, (problem.dims,))
+        return Found(self.candidate, narrow, self._make, self._choice.decision, self.misses, (problem.dims,))
 
     def _choice_at(self, dims: Mapping[str, Value]) -> Choice:
         assert self._choice is not None
