@@ -174,7 +174,7 @@ class Families:
         if found is None or (candidate := found.candidate) is None:
             return None
         decision = found.decision
-        if decision is not None and self._op.transfers and moved_along(self._op, decision, problem):
+        if decision is not None and not found.stays and moved_along(self._op, decision, problem):
             draft = Draft.of(self._op, candidate, problem, arguments, family.device)
             if not runs_verified_code(self._op, decision, draft):
                 return None

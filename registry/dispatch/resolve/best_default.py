@@ -29,10 +29,11 @@ _MOST = 1024
 class Found:
     """A choice for a problem, which ``make(*given)`` makes when it is read; ``decision``: what the choice is about.
 
-    ``narrow``: it needs aligned tensors (multiples of 16 bytes). ``misses``: why winners were passed over.
+    ``narrow``: it needs aligned tensors (multiples of 16 bytes). ``misses``: why winners were passed over. ``stays``:
+    the decision is known to be about the problem's own static dimensions.
     """
 
-    __slots__ = ("_given", "_make", "candidate", "decision", "misses", "narrow")
+    __slots__ = ("_given", "_make", "candidate", "decision", "misses", "narrow", "stays")
 
     def __init__(
         self,
@@ -42,11 +43,13 @@ class Found:
         decision: Winner | None = None,
         misses: tuple[str, ...] = (),
         given: tuple[Any, ...] = (),
+        stays: bool = False,
     ) -> None:
         self.candidate = candidate
         self.narrow = narrow
         self.decision = decision
         self.misses = misses
+        self.stays = stays
         self._make = make
         self._given = given
 
@@ -60,7 +63,7 @@ class Found:
         misses = (*misses, *self.misses)
         if not misses:
             return self
-        return Found(self.candidate, self.narrow, self._make, self.decision, misses, self._given)
+        return Found(self.candidate, self.narrow, self._make, self.decision, misses, self._given, self.stays)
 
 
 class BestDefault:

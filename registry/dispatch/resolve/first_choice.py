@@ -22,7 +22,7 @@ from .neighbours import octaves_between, sizes_of
 from .op_winners import Winner, WinnerSource
 from .remembered_answers import Remembered
 from .resolution import Choice, exact_choice, nearest_choice, similar_choice
-from .situation import Situation, Standing, shown_exact
+from .situation import Situation, Standing, moved_along, shown_exact
 from .spans import FoundSpan, Spans
 from .standings import standing_of
 
@@ -230,6 +230,7 @@ class _Usable:
         default: bool = False,
     ) -> None:
         self.candidate = candidate
+        self._op = situation.op
         self._decision = decision
         self.sizes = getter(situation.op.near_along)
         """A function that returns the sizes of dimensions; ``own`` are those of the decision."""
@@ -253,8 +254,8 @@ class _Usable:
         )
         """The implementation's default by problem, if that is the configuration; else None."""
         self._demand = Remembered(lambda problem: demand(implementation, problem, device), dynamic)
-        self._narrow: tuple[FoundSpan[_Usable] | None, bool | None] = (None, None)
-        """A span in which no size decides whether the candidate can run, and ``narrow`` there."""
+        self._latest: tuple[FoundSpan[_Usable] | None, bool | None, bool] = (None, None, False)
+        """A span in which no size decides whether the candidate can run, with ``narrow`` and ``Found.stays`` there."""
 
     def _is_point(self, problem: Problem) -> bool:
         """True if the configuration is valid for a problem; fast if it has the space of the problem before."""
@@ -276,19 +277,21 @@ class _Usable:
 
     def found(self, problem: Problem, span: FoundSpan[_Usable] | None = None) -> Found | None:
         """The choice for a problem, which is in ``span`` if that is given; None if the candidate cannot run it."""
+        choice = self._choice
+        if choice is None:
+            return None
         # as ``narrow``, without its calls: each new size of a call comes here
-        latest, narrow = self._narrow
-        # other traits may differ from size to size
-        kept = span is not None and isinstance(problem.traits, FamilyTraits)
-        if latest is not span or not kept:
-            narrow = self._demand.of(problem)
-            if kept and span is not None and not self._demand.depends_on(span[0]):
-                self._narrow = span, narrow
-        if narrow is None or self._choice is None:
+        latest, narrow, stays = self._latest
+        if latest is None or latest is not span or not isinstance(problem.traits, FamilyTraits):
+            narrow, stays = self._demand.of(problem), False
+            # with other traits the answer may differ from size to size
+            if span is not None and isinstance(problem.traits, FamilyTraits) and not self._demand.depends_on(span[0]):
+                if choice.decision is not None and span[0] not in self._op.transfers:
+                    stays = not moved_along(self._op, choice.decision, problem)
+                self._latest = span, narrow, stays
+        if narrow is None or not (self._fits.of(problem) if self._fits.is_kept else self._is_point(problem)):
             return None
-        if not (self._fits.of(problem) if self._fits.is_kept else self._is_point(problem)):
-            return None
-        return Found(self.candidate, narrow, self._make, self._choice.decision, self.misses, (problem.dims,))
+        return Found(self.candidate, narrow, self._make, choice.decision, self.misses, (problem.dims,), stays)
 
     def _choice_at(self, dims: Mapping[str, Value]) -> Choice:
         assert self._choice is not None
