@@ -170,7 +170,7 @@ class Miss:
             return None
         self._follow()
         table = self.table
-        generation, failed = table.generation, self._failures.generation
+        generations = table.generation, self._failures.generation
         member = families.member(values, table)
         if member is None:
             return None
@@ -180,7 +180,7 @@ class Miss:
             if resolved.checked:
                 resolved.check(outputs, values)
         except Exception as fault:
-            if not self._put_aside(resolved, fault, None, failed):
+            if not self._put_aside(resolved, fault, None, generations[1]):
                 raise
             return None
         self._missed.hit()
@@ -189,7 +189,8 @@ class Miss:
         if self._watch.misses.active:
             self._note(resolved)
         answer = family.grad, run, hit, resolved
-        self.entries.add_like(table, generation, shape, values, free, answer, resolved.conditions, family.distinct)
+        conditions = resolved.conditions
+        self.entries.add_like(table, generations[0], shape, values, free, answer, conditions, family.distinct)
         return (outputs,)
 
     def _add_family(self, asked: Asked, resolved: Resolved) -> None:

@@ -12,7 +12,7 @@ import torch
 
 import registry_torch
 from registry import Config, Device, Floor, Implementation, Op, Problem, Tolerance, quantize
-from registry.artifact import Built
+from registry.artifact import Built, Signature
 from registry.contract import RowMajor
 from registry.discovery.catalog import Catalog
 from registry.dispatch.bound_op import BoundOp
@@ -20,7 +20,7 @@ from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.miss import Miss
 from registry.dispatch.resize import MOST_FAMILIES
 from registry.dispatch.torch_side.torch_private import below_autograd
-from registry.implementation import Run, Tensors
+from registry.implementation import Run, Tensors, by_form
 
 
 @pytest.fixture
@@ -138,6 +138,43 @@ def test_each_of_several_outputs_has_the_shape_and_dtype_of_its_size(resolved: l
             assert (found.shape, found.dtype, found.stride()) == (expected.shape, expected.dtype, expected.stride())
             torch.testing.assert_close(found, expected)
     assert resolved == [2]
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_signature_of_the_new_size_is_made_for_whoever_may_read_sizes(
+    dispatcher: Dispatcher, resolved: list[int], marked: bool
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Loaded(Implementation):
+        op, name = "softmax", "a.loaded"
+        device_types = frozenset({"cpu"})
+        bound = False
+
+        def preference(self, problem: Problem, device: Device) -> float:
+            return 9.0
+
+        def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+            self.bound = True
+            return lambda outputs, values, scratch: torch.softmax(*values, out=outputs[0])
+
+        def bind_loaded(
+            self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
+        ) -> Run | None:
+            specs = signature.arguments.tensor("x"), signature.outputs["y"]
+            if like is not None:
+                seen.append((specs[0].shape[0], specs[1].shape[0]))
+            return self.bind(problem, config, device, Built(signature)) if self.bound else None
+
+        if marked:
+            bind_loaded = by_form(bind_loaded)
+
+    dispatcher.register(Loaded())
+    for rows in (3, 4, 5, 6):
+        right(dispatcher, torch.randn(rows, 33))
+        assert dispatcher.explain("softmax", torch.randn(rows, 33)).implementation == "a.loaded"
+    assert resolved == [3]
+    assert seen == ([(4, 4), (4, 4)] if marked else [(5, 5), (6, 6)]), "the form of the plan's own, or the new size"
 
 
 def right(dispatcher: Dispatcher, x: torch.Tensor) -> None:
