@@ -46,7 +46,7 @@ class FirstChoice:
         self._similar_spans: Spans[_Usable] = Spans(op)
         self._alone: set[Hashable] = set()
         self._seen_similar: set[Hashable] = set()
-        self._told: tuple[Found, tuple[str, ...], Found] | None = None
+        self._latest: tuple[Found, tuple[str, ...], Found] | None = None
         """The latest default, why winners were passed over, and both in one choice."""
 
     def choice(self, problem: Problem) -> Found | None:
@@ -79,10 +79,10 @@ class FirstChoice:
         default = self._default.of(problem) if is_alone else self._similar(problem, key)
         if default is None or not misses:
             return default
-        told = self._told
-        if told is None or told[0] is not default or told[1] is not misses:
-            told = self._told = default, misses, default.after(misses)
-        return told[2]
+        latest = self._latest
+        if latest is None or latest[0] is not default or latest[1] is not misses:
+            latest = self._latest = default, misses, default.after(misses)
+        return latest[2]
 
     def _any_depends_on_size(self, problem: Problem, dims: Mapping[str, Value]) -> bool:
         """True if winners for static dimensions answer some sizes only: their code is made for each size.
