@@ -74,8 +74,11 @@ class Signature:
         scratch: Mapping[str, TensorSpec] | None = None,
         prepared: Mapping[str, TensorSpec] | None = None,
     ) -> None:
-        # all fields in one step, for speed: each new size of a call makes a signature
-        self.__dict__.update(arguments=arguments, outputs=outputs, scratch=scratch or {}, prepared=prepared or {})
+        own = self.__dict__  # a frozen dataclass takes 6 times as long to set its fields
+        own["arguments"] = arguments
+        own["outputs"] = outputs
+        own["scratch"] = scratch or {}
+        own["prepared"] = prepared or {}
 
     @cached_property
     def operands(self) -> Mapping[str, RunItem]:
@@ -109,18 +112,27 @@ class Signature:
 
 
 class LateSignature(Signature):
-    """A signature whose specs of outputs are made when they are read: few runs for another size need them."""
+    """A signature whose specs of outputs are made when they are read: few runs for another size need them.
 
-    outputs = cached_property(lambda self: self.make_outputs())
+    They are the result of ``make_outputs(arguments, sizes)``.
+    """
+
+    outputs = cached_property(lambda self: self.make_outputs(self.arguments, self.sizes))
 
     def __init__(
         self,
         arguments: Arguments,
-        make_outputs: Callable[[], Mapping[str, TensorSpec]],
+        make_outputs: Callable[[Arguments, Any], Mapping[str, TensorSpec]],
+        sizes: Any,
         scratch: Mapping[str, TensorSpec],
         prepared: Mapping[str, TensorSpec],
     ) -> None:
-        self.__dict__.update(arguments=arguments, make_outputs=make_outputs, scratch=scratch, prepared=prepared)
+        own = self.__dict__  # as in Signature: each new size of a call makes one
+        own["arguments"] = arguments
+        own["make_outputs"] = make_outputs
+        own["sizes"] = sizes
+        own["scratch"] = scratch
+        own["prepared"] = prepared
 
 
 class RunItem(NamedTuple):

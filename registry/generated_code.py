@@ -36,11 +36,6 @@ class CodeTemplate:
         return made
 
 
-def with_defaults(function: Any, defaults: Sequence[Any]) -> Callable[..., Any]:
-    """A copy of ``function`` with other defaults."""
-    return FunctionType(function.__code__, function.__globals__, function.__name__, tuple(defaults))
-
-
 def template(name: str, signature: str, lines: Sequence[str]) -> CodeTemplate:
     """The compiled text of ``def name(signature)`` with ``lines`` as its body."""
     module = _compiled(name, _text(name, signature, lines))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -23,9 +23,9 @@ from .space import Config, Space
 
 _HERE = __name__.partition(".")[0]
 
-Tensors = tuple[torch.Tensor, ...]
+_BindLoaded = TypeVar("_BindLoaded", bound=Callable[..., Any])
 
-_INT = frozenset({int})
+Tensors = tuple[torch.Tensor, ...]
 
 Run = Callable[[Tensors, tuple[Any, ...], Tensors], Any]
 """``run(outputs, arguments, scratch)``: enqueue the work on the current stream of the arguments' device.
@@ -67,15 +67,22 @@ class Launch:
         shared_bytes: int = 0,
     ) -> None:
         frame = sys._getframe(1)
-        constants, options = {} if constants is None else constants, {} if options is None else options
-        # all fields in one step: each new size of a call makes launches, and a frozen dataclass takes 4 times as long
-        self.__dict__.update(
-            kernel=kernel, grid=grid, args=args, constants=constants, options=options, cluster=cluster,
-            shared_bytes=shared_bytes, line=(frame.f_code.co_filename, frame.f_lineno),
-        )  # fmt: skip
-        # a generator would be a Python call for each extent
-        if type(grid) is not tuple or not 0 < len(grid) <= 3 or not _INT.issuperset(map(type, grid)) or min(grid) < 0:
+        # each new size of a call makes launches, and a frozen dataclass takes 6 times as long to set its fields
+        own = self.__dict__
+        own["kernel"] = kernel
+        own["grid"] = grid
+        own["args"] = args
+        own["constants"] = constants = {} if constants is None else constants
+        own["options"] = options = {} if options is None else options
+        own["cluster"] = cluster
+        own["shared_bytes"] = shared_bytes
+        own["line"] = frame.f_code.co_filename, frame.f_lineno
+        if type(grid) is not tuple or len(grid) > 3:
             self._check_grid()
+        else:
+            for extent in grid:
+                if type(extent) is not int or extent < 0:
+                    self._check_grid()
         # most launches are made of plain tuples and dicts: they need no slower look
         if type(args) is not tuple or type(constants) is not dict or type(options) is not dict:
             self._check_types()
@@ -261,6 +268,20 @@ def own_classes(implementation: Implementation) -> list[type[Implementation]]:
     """An implementation's class and its base implementations, without those of this package."""
     classes = [each for each in type(implementation).__mro__ if issubclass(each, Implementation)]
     return [each for each in classes if each.__module__.partition(".")[0] != _HERE]
+
+
+def by_form(bind_loaded: _BindLoaded) -> _BindLoaded:
+    """Mark a ``bind_loaded`` that reads nothing of a signature but what ``Signature.form`` covers.
+
+    It may then get the signature of ``like``, whose sizes are others, and no signature is made for each new size.
+    """
+    bind_loaded.by_form = True  # type: ignore[attr-defined]
+    return bind_loaded
+
+
+def reads_form_alone(kind: type[Implementation]) -> bool:
+    """True if ``bind_loaded`` of a class is marked by ``by_form``."""
+    return getattr(kind.bind_loaded, "by_form", False)
 
 
 @lru_cache(maxsize=1024)

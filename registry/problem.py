@@ -110,7 +110,11 @@ class Problem:
         if "misaligned" in dims:
             return cls(op, dims, traits)
         made = object.__new__(cls)
-        made.__dict__.update(dims, op=op, dims=MappingProxyType(dims), traits=traits)
+        own = made.__dict__
+        own.update(dims)
+        own["op"] = op
+        own["dims"] = MappingProxyType(dims)
+        own["traits"] = traits
         return made
 
     def watched(self, dims: Mapping[str, Value]) -> Problem:

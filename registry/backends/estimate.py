@@ -52,7 +52,7 @@ def shared_limit(architecture: str) -> int | None:
 
 def next_power_of_2(number: int) -> int:
     """The least power of two that is at least ``number`` (and at least 1)."""
-    return 1 << max(number - 1, 0).bit_length()
+    return 1 << (number - 1).bit_length() if number > 1 else 1
 
 
 def threads(num_warps: int, device: Device) -> int:

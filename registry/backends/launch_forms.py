@@ -56,21 +56,15 @@ class Forms(Generic[_Form]):
 
     def run(
         self,
-        like: object,
+        key: Hashable,
         launches: tuple[Launch, ...],
-        key: Callable[[], Hashable],
-        make_twin: Callable[[], Run] | None = None,
+        make_twin: Callable[..., Run] | None = None,
+        given: tuple[Any, ...] = (),
     ) -> WrittenRun | None:
-        """A run of launches by the form of the run ``like``, else by the form of ``key()``; None if neither fits.
-
-        ``like`` must be of the same device, with a signature of the same form.
-        """
-        form: WrittenForm | None = like.form if isinstance(like, WrittenRun) else None
+        """A run of launches by the form of that key; None without one. ``make_twin(*given)`` makes its twin."""
+        form = self.get(key)
         numbers = None if form is None else form.numbers(launches)
-        if numbers is None:
-            form = self.get(key())
-            numbers = None if form is None else form.numbers(launches)
-        return None if form is None or numbers is None else WrittenRun(form, numbers, launches, make_twin)
+        return None if form is None or numbers is None else WrittenRun(form, numbers, launches, make_twin, given)
 
     def put(self, key: Hashable, form: _Form) -> None:
         try:

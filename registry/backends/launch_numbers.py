@@ -33,16 +33,24 @@ def numbers_of(
             whether a number fits in 32 bits, too. None where code depends on no number
     most    the most programs of a launch, and the greatest second and third extent
     """
-    known: dict[str, Any] = {"len": len, "type": type, "map": map, "str": str, "exact": exact_items, **(names or {})}
-    lines = [f"if len(launches) != {len(launches)}: return None"]
-    lines += [f"{_listed([f'l{place}' for place in range(len(launches))])} = launches"] if launches else []
+    known: dict[str, Any] = {one.__name__: one for one in (type, int, str, bool, ValueError)}
+    known |= {"exact": exact_items, **(names or {})}
+    unpacked = [f"l{place}" for place in range(len(launches))]
+    lines = _unpacking(unpacked, "launches")
     for place, launch in enumerate(launches):
         lines += _launch_lines(place, launch, known, None if narrow is None else narrow[place])
-        if most is not None:
-            told = f"x{place} * y{place} * z{place} > {most[0]} or y{place} > {most[1]} or z{place} > {most[1]}"
-            lines.append(f"if {told}: return None")
+        if most is not None and launch.grid:
+            extents = [f"{letter}{place}" for letter, _ in zip("xyz", launch.grid, strict=False)]
+            told = [f"{' * '.join(extents)} > {most[0]}", *(f"{extent} > {most[1]}" for extent in extents[1:])]
+            lines.append(f"if {' or '.join(told)}: return None")
     lines.append(f"return ({_listed(texts)})")
     return function("numbers", "launches", lines, known)
+
+
+def _unpacking(names: Sequence[str], given: str) -> list[str]:
+    """Lines that set variables to the items of ``given``, and return None for another number of items."""
+    unpack = f"{_listed(names)} = {given}" if names else f"[] = {given}"
+    return [f"try: {unpack}", "except ValueError: return None"]
 
 
 def _launch_lines(place: int, launch: Launch, known: dict[str, Any], narrow: Collection[int] | None) -> list[str]:
@@ -54,13 +62,14 @@ def _launch_lines(place: int, launch: Launch, known: dict[str, Any], narrow: Col
     tests = [
         f"{own}.kernel is not {own}_kernel and {own}.kernel != {own}_kernel",
         f"{own}.shared_bytes != {own}_shared or {own}.cluster != {own}_cluster",
-        f"len({own}.grid) != {len(launch.grid)} or len({own}.args) != {len(given)}",
         *_constants(own, launch, known),
     ]
-    lines = [f"if {' or '.join(tests)}: return None"]
-    lines += [f"{_listed(extents[: len(launch.grid)])} = {own}.grid"] if launch.grid else []
+    lines = [f"{own}_c, {own}_o = {own}.constants, {own}.options", f"if {' or '.join(tests)}: return None"]
+    lines += _unpacking(extents[: len(launch.grid)], f"{own}.grid")
     lines += [f"{extent} = 1" for extent in extents[len(launch.grid) :]]
-    tests = [f"(0 in {own}.grid) is not {0 in launch.grid}"]
+    tests = [f"not {extent}" for extent in extents[: len(launch.grid)]]
+    if 0 in launch.grid:
+        tests = [f"({' and '.join(extents[: len(launch.grid)])})"]
     for number, (name, argument) in enumerate(zip(given, launch.args, strict=True)):
         known[f"{name}_was"] = argument
         if type(argument) is str:
@@ -69,29 +78,34 @@ def _launch_lines(place: int, launch: Launch, known: dict[str, Any], narrow: Col
         known[f"{name}_type"] = type(argument)
         tests.append(f"type({name}) is not {name}_type")
         if narrow is not None and type(argument) is int:
-            tests.append(f"(-2147483648 <= {name} < 2147483648) is not {fits_int32(argument)}")
+            # 0 or -1 for an int of 32 bits
+            tests.append(f"{name} >> 31 {'not in' if fits_int32(argument) else 'in'} (0, -1)")
             if number in narrow:
-                tests.append(f"({name} % {FULL_ALIGNMENT} == 0) is not {argument % FULL_ALIGNMENT == 0}")
-    lines += [f"{_listed(given)} = {own}.args"] if given else []
-    return [*lines, f"if {' or '.join(tests)}: return None"]
+                tests.append(f"{name} % {FULL_ALIGNMENT}{'' if argument % FULL_ALIGNMENT == 0 else ' == 0'}")
+    lines += _unpacking(given, f"{own}.args")
+    return [*lines, f"if {' or '.join(tests)}: return None"] if tests else lines
 
 
 def _constants(own: str, launch: Launch, known: dict[str, Any]) -> list[str]:
-    """Conditions that are true if a launch's constants or options differ from those of ``launch`` to a compiler."""
-    groups = {"constants": launch.constants, "options": launch.options}
+    """Conditions that are true if a launch's constants or options differ from those of ``launch`` to a compiler.
+
+    In the text the launch's are ``l0_c`` and ``l0_o``.
+    """
+    groups = {f"{own}_c": launch.constants, f"{own}_o": launch.options}
     values = [value for group in groups.values() for value in group.values()]
     if not _PLAIN.issuperset(map(type, values)):
         # 0.0 equals -0.0, and equal items of a list may differ in type
-        known |= {f"{own}_{name}": exact_items(group) for name, group in groups.items()}
-        return [f"exact({own}.{name}) != {own}_{name}" for name in groups]
-    known |= {f"{own}_{name}": dict(group) for name, group in groups.items()}
-    known |= {f"{own}_names": [*launch.constants, *launch.options], f"{own}_kinds": [*map(type, values)]}
-    return [
-        *(f"{own}.{name} != {own}_{name}" for name in groups),
-        # the types are compared in order, so the names must be in the order of launch
-        f"[*{own}.constants, *{own}.options] != {own}_names",
-        f"[*map(type, (*{own}.constants.values(), *{own}.options.values()))] != {own}_kinds",
-    ]
+        known |= {f"{name}_was": exact_items(group) for name, group in groups.items()}
+        return [f"exact({name}) != {name}_was" for name in groups]
+    tests = []
+    for name, group in groups.items():
+        known |= {f"{name}_was": dict(group), f"{name}_names": [*group]}
+        tests.append(f"{name} != {name}_was")
+        if len(group) > 1:
+            tests.append(f"[*{name}] != {name}_names")
+        # each by its name: a list of all types takes twice as long
+        tests += [f"type({name}[{key!r}]) is not {type(value).__name__}" for key, value in group.items()]
+    return tests
 
 
 def _listed(names: Collection[str]) -> str:

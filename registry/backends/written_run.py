@@ -100,7 +100,7 @@ def no_memory() -> NoReturn:
 class WrittenRun:
     """A run by the text of its form, compiled to a function when it is first called.
 
-    ``launches`` are the bound launches; ``make_twin`` makes the run for tensors that are not aligned.
+    ``launches`` are the bound launches; ``make_twin(*given)`` makes the run for tensors that are not aligned.
     """
 
     def __init__(
@@ -108,12 +108,14 @@ class WrittenRun:
         form: WrittenForm,
         numbers: tuple[Any, ...],
         launches: tuple[Launch, ...] = (),
-        make_twin: Callable[[], Run] | None = None,
+        make_twin: Callable[..., Run] | None = None,
+        given: tuple[Any, ...] = (),
     ) -> None:
         self.form = form
         self.numbers = numbers
         self.launches = launches
         self._make_twin = make_twin
+        self._given = given
 
     def __call__(self, outputs: Any, arguments: Any, scratch: Any) -> None:
         self.function(outputs, arguments, scratch)
@@ -129,7 +131,7 @@ class WrittenRun:
     def twin(self) -> Run:
         """The run for tensors that do not start at multiples of 16 bytes, as this run assumes."""
         assert self._make_twin is not None
-        return self._make_twin()
+        return self._make_twin(*self._given)
 
     def careful(self, *groups: Any) -> None:
         """Run in the form's slower way, ``WrittenForm.careful``."""

@@ -325,7 +325,9 @@ class Op:
 
         def pose(arguments: Arguments) -> Problem:
             posed = problem(arguments)
-            dims = {**(posed.dims if isinstance(posed, Problem) else posed), **usual}
+            dims = {**(posed if type(posed) is dict else posed.dims if isinstance(posed, Problem) else posed)}
+            if usual:
+                dims.update(usual)
             if check_choices is not None:
                 check_choices(dims)
             whole = view is None or view(arguments) is arguments

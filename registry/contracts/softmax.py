@@ -34,8 +34,10 @@ def softmax_problem(arguments: Arguments, name: str = "x") -> Mapping[str, Value
     x = float_tensor(arguments, name)
     dim = normalised_dim(arguments.op, arguments.integer("dim"), x, name)
     shape = x.shape or (1,)
-    inner = math.prod(shape[dim + 1 :])
-    return {"rows": math.prod(shape[:dim]) * inner, "cols": shape[dim], "dtype": dtype_name(x.dtype)}
+    rows = math.prod(shape[:dim])
+    if dim + 1 < len(shape):
+        rows *= math.prod(shape[dim + 1 :])
+    return {"rows": rows, "cols": shape[dim], "dtype": dtype_name(x.dtype)}
 
 
 def rows_last(arguments: Arguments) -> Arguments:

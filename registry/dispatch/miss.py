@@ -72,6 +72,7 @@ class Miss:
     ) -> None:
         op = plans.op
         self.plans = plans
+        self._failures = plans.failures
         self.entries = EntryMaker(op.parsed)
         self.table = Table(len(self.entries.parts.plain))
         self.families = Families(plans, op.parsed, self.entries, gradients)
@@ -168,15 +169,14 @@ class Miss:
         if not families.known or function_modes():
             return None
         self._follow()
-        table, plans = self.table, self.plans
-        generations = table.generation, plans.failures.generation
+        table = self.table
+        generations = table.generation, self._failures.generation
         member = families.member(values, table)
         if member is None:
             return None
         run, resolved, shape, free, family = member
         try:
-            profiled = profiler._is_profiler_enabled
-            outputs = self.profiles.run(resolved, run, *values) if profiled else run(*values)
+            outputs = self.profiles.run(resolved, run, *values) if profiler._is_profiler_enabled else run(*values)
             if resolved.checked:
                 resolved.check(outputs, values)
         except Exception as fault:
@@ -184,13 +184,13 @@ class Miss:
                 raise
             return None
         self._missed.hit()
-        resolved.calls.hit()
+        hit = resolved.calls.hit
+        hit()
         if self._watch.misses.active:
             self._note(resolved)
-        answer = family.grad, run, resolved.calls.hit, resolved
-        self.entries.add_like(
-            table, generations[0], shape, values, free, answer, resolved.conditions, distinct=family.distinct
-        )
+        answer = family.grad, run, hit, resolved
+        conditions = resolved.conditions
+        self.entries.add_like(table, generations[0], shape, values, free, answer, conditions, family.distinct)
         return (outputs,)
 
     def _add_family(self, asked: Asked, resolved: Resolved) -> None:

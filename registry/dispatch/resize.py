@@ -8,7 +8,7 @@ plain integers, as in a miss; the run is bound to loaded kernels. Every other ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from ..arguments.schema import Schema
@@ -20,7 +20,7 @@ from ..problem import Problem
 from .hit.entries import EntryMaker, FreeValue
 from .hit.family import FamilyGuard, family_of
 from .hit.guards import AlignedLike, Condition, aligned
-from .hit.table import Table
+from .hit.table import Table, Unpacked
 from .plans.plan import Candidate, Draft
 from .plans.resizing import Resized, Resizing
 from .resolve.candidates import Plans
@@ -98,9 +98,12 @@ class Families:
     def __init__(self, plans: Plans, schema: Schema, entries: EntryMaker, gradients: CallGradients) -> None:
         self.known: tuple[CallFamily, ...] = ()
         self._plans = plans
+        self._failures = plans.failures
         self._op: Op = plans.op
         self._schema = schema
         self._entries = entries
+        self._shape = entries.parts.shape
+        self._key = entries.parts.key
         self._gradients = gradients
         self._mutates = schema.mutates
 
@@ -130,30 +133,30 @@ class Families:
             for family in self.known:
                 arguments = family.specs(*values)
                 if arguments is not None:
-                    return self._member(family, arguments, values, table)
+                    break
+            else:
+                return None
+            if self._failures.known or (family.on_gpu and stream_capturing()):
+                return None
+            if self._mutates and not is_apart(self._schema, values):
+                return None
+            shape = arguments.all[self._key].shape if self._key else self._shape(values)  # type: ignore[union-attr]
+            entries = table.now.shapes.get(shape)
+            resolved = None if entries is None else _answer_in(entries, arguments)
+            if resolved is None:
+                resolved = self._resized(family, arguments)
+                if resolved is None:
+                    return None
+            elif resolved.plan is not None:
+                arguments = resolved.plan.signature.arguments
+            read, free = family.free
+            if arguments.seen != read:
+                read = arguments.read
+                free = self._entries.free(values, read | self._op.fake_reads)
+                family.free = read, free
+            run = resolved.run if family.plain else self._as_operation(resolved.run, family)
         except Exception:  # the miss meets the fault again, and handles it
             return None
-        return None
-
-    def _member(self, family: CallFamily, arguments: Arguments, values: tuple[Any, ...], table: Table) -> Member | None:
-        if self._plans.failures.known or (family.on_gpu and stream_capturing()):
-            return None
-        if self._mutates and not is_apart(self._schema, values):
-            return None
-        shape = self._entries.parts.shape(values)
-        entries = table.now.shapes.get(shape)
-        known = next((one[-1] for one in entries if _answers(one[-1], arguments)), None) if entries else None
-        if known is not None:
-            arguments = known.plan.signature.arguments
-        resolved = known or self._resized(family, arguments)
-        if resolved is None:
-            return None
-        read, free = family.free
-        if arguments.seen != read:
-            read = arguments.read
-            free = self._entries.free(values, read | self._op.fake_reads)
-            family.free = read, free
-        run = resolved.run if family.plain else self._as_operation(resolved.run, family)
         return run, resolved, shape, free, family
 
     def _as_operation(self, run: Callable[..., Any], family: CallFamily) -> Callable[..., Any]:
@@ -163,32 +166,31 @@ class Families:
         return self._gradients.recording(run) if family.gradient else run
 
     def _resized(self, family: CallFamily, arguments: Arguments) -> Resolved | None:
-        op, plans, device = self._op, self._plans, family.device
         problem = family.pose(arguments)
-        if family.first_choice is None:
-            family.first_choice = FirstChoice(plans.situation(problem, device))
-        found = family.first_choice.choice(problem)
+        first_choice = family.first_choice
+        if first_choice is None:
+            first_choice = family.first_choice = FirstChoice(self._plans.situation(problem, family.device))
+        found = first_choice.choice(problem)
         if found is None or (candidate := found.candidate) is None:
             return None
         decision = found.decision
-        if op.transfers and decision is not None and moved_along(op, decision, problem):
-            draft = Draft.of(op, candidate, problem, arguments, device)
-            if not runs_verified_code(op, decision, draft):
+        if decision is not None and not found.stays and moved_along(self._op, decision, problem):
+            draft = Draft.of(self._op, candidate, problem, arguments, family.device)
+            if not runs_verified_code(self._op, decision, draft):
                 return None
         like = family.plans.get(id(candidate))
         resized = None if like is None else like.at(problem, arguments)
         if resized is None and (resized := self._bound(family, candidate, problem, arguments)) is None:
             return None
         conditions = (_ALIGNED if found.narrow else ()) if family.aligned else (AlignedLike.of(arguments),)
-        checked = candidate.implementation.returns_outputs
-        return ResizedAnswer.of(found, problem, resized, conditions, checked=checked)
+        return ResizedAnswer.of(found, problem, resized, conditions, candidate.implementation.returns_outputs)
 
     def _bound(
         self, family: CallFamily, candidate: Candidate, problem: Problem, arguments: Arguments
     ) -> Resized | None:
         """The first plan of a candidate in the family; None if something would have to be compiled or loaded."""
         implementation, device, runs = candidate.implementation, family.device, self._plans.any_size_runs
-        if not implementation.deterministic or not implementation.capturable:
+        if not implementation.deterministic or (family.on_gpu and not implementation.capturable):
             return None
         draft = Draft.of(self._op, candidate, problem, arguments, device)
         plan = draft.from_memory(runs)
@@ -200,7 +202,12 @@ class Families:
             family.plans.clear()
         # the plan holds the candidate, so that its id stays unique
         family.plans[id(candidate)] = Resizing(plan, device, runs, row_major=family.row_major)
-        return plan.call, lambda: plan
+        return plan.call, lambda: plan, ()
+
+
+def _answer_in(entries: Iterable[Unpacked], arguments: Arguments) -> Resolved | None:
+    """The answer of an entry that was resolved for a call of these arguments, with no condition but alignment."""
+    return next((entry[-1] for entry in entries if _answers(entry[-1], arguments)), None)
 
 
 def _answers(known: Resolved, arguments: Arguments) -> bool:

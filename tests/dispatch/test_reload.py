@@ -60,6 +60,28 @@ def test_reload_takes_up_new_winners_and_counts_the_problems(dispatcher: Dispatc
     assert dispatcher.reload() == 0
 
 
+def test_what_new_sizes_keep_is_dropped_with_the_winners(
+    dispatcher: Dispatcher, told: Any, publish: Any, store: Store
+) -> None:
+    tuned = told("a.tuned", any_size=True)
+    dispatcher.register(tuned)
+    publish(DIMS, "a.tuned", {"block": 2})
+
+    def config(rows: int) -> dict[str, int]:
+        dispatcher.call("softmax", x := torch.randn(rows, 16))
+        told = dispatcher.explain("softmax", x)
+        assert (told.step, told.config, told.problem.rows) == ("nearest", tuned.runs[-1], rows)  # type: ignore[union-attr]
+        return dict(told.config)
+
+    assert [config(rows) for rows in (9, 10, 11)] == [{"block": 2}] * 3
+    families = dispatcher.bound("softmax").miss.families
+    assert families.known[0].plans
+    publish_next(store, dispatcher.catalog.op("softmax"), "a.tuned", DIMS, 4)
+    assert dispatcher.reload() == 1
+    assert families.known == ()
+    assert [config(rows) for rows in (12, 13, 9)] == [{"block": 4}] * 3
+
+
 def test_a_reload_without_change_keeps_the_plans(dispatcher: Dispatcher, tuned: Any) -> None:
     x = torch.randn(8, 16)
     dispatcher.call("softmax", x)

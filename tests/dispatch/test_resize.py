@@ -12,14 +12,15 @@ import torch
 
 import registry_torch
 from registry import Config, Device, Floor, Implementation, Op, Problem, Tolerance, quantize
-from registry.artifact import Built
+from registry.artifact import Built, Signature
+from registry.contract import RowMajor
 from registry.discovery.catalog import Catalog
 from registry.dispatch.bound_op import BoundOp
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.miss import Miss
 from registry.dispatch.resize import MOST_FAMILIES
 from registry.dispatch.torch_side.torch_private import below_autograd
-from registry.implementation import Run, Tensors
+from registry.implementation import Run, Tensors, by_form
 
 
 @pytest.fixture
@@ -93,6 +94,89 @@ def test_an_int_that_grows_at_each_call_is_a_size_unless_binding_looked_at_it(ea
     assert shifted.bound == ([3, 4, 5] if early else [-1])
 
 
+def sums(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * 2, x.sum(1).to(torch.float64 if x.shape[0] > 4 else x.dtype)
+
+
+SUMS = Op(
+    name="acme::sums",
+    schema="acme::sums(Tensor x) -> (Tensor y, Tensor z)",
+    version=1,
+    reference=sums,
+    fake=RowMajor(
+        lambda x: [(x.shape, x.dtype), (x.shape[:1], torch.float64 if x.shape[0] > 4 else x.dtype)], otherwise=sums
+    ),
+    problem=lambda arguments: {"rows": arguments.tensor("x").shape[0], "cols": arguments.tensor("x").shape[1]},
+    inputs=lambda problem, _kind, _generator: (torch.zeros(problem.rows, problem.cols),),
+    floor=lambda _: Floor(0, 0),
+    tolerance=Tolerance({}, {}, lambda _, reference: reference),
+    static=frozenset({"cols"}),
+    dynamic=frozenset({"rows"}),
+)
+
+
+class Sums(Implementation):
+    op, name = "acme::sums", "acme.sums"
+    device_types = frozenset({"cpu"})
+    any_size = True
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
+            for output, result in zip(outputs, sums(arguments[0]), strict=True):
+                output.copy_(result)
+
+        return run
+
+
+def test_each_of_several_outputs_has_the_shape_and_dtype_of_its_size(resolved: list[int]) -> None:
+    dispatcher = Dispatcher(Catalog(entry_points=()))
+    dispatcher.catalog.define(SUMS)
+    dispatcher.register(Sums())
+    for rows in (2, 3, 4, 5, 6, 1, 7, 2):
+        x = torch.randn(rows, 6)
+        for found, expected in zip(dispatcher.call("acme::sums", x), sums(x), strict=True):
+            assert (found.shape, found.dtype, found.stride()) == (expected.shape, expected.dtype, expected.stride())
+            torch.testing.assert_close(found, expected)
+    assert resolved == [2]
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_signature_of_the_new_size_is_made_for_whoever_may_read_sizes(
+    dispatcher: Dispatcher, resolved: list[int], marked: bool
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Loaded(Implementation):
+        op, name = "softmax", "a.loaded"
+        device_types = frozenset({"cpu"})
+        bound = False
+
+        def preference(self, problem: Problem, device: Device) -> float:
+            return 9.0
+
+        def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+            self.bound = True
+            return lambda outputs, values, scratch: torch.softmax(*values, out=outputs[0])
+
+        def bind_loaded(
+            self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
+        ) -> Run | None:
+            specs = signature.arguments.tensor("x"), signature.outputs["y"]
+            if like is not None:
+                seen.append((specs[0].shape[0], specs[1].shape[0]))
+            return self.bind(problem, config, device, Built(signature)) if self.bound else None
+
+        if marked:
+            bind_loaded = by_form(bind_loaded)
+
+    dispatcher.register(Loaded())
+    for rows in (3, 4, 5, 6):
+        right(dispatcher, torch.randn(rows, 33))
+        assert dispatcher.explain("softmax", torch.randn(rows, 33)).implementation == "a.loaded"
+    assert resolved == [3]
+    assert seen == ([(4, 4), (4, 4)] if marked else [(5, 5), (6, 6)]), "the form of the plan's own, or the new size"
+
+
 def right(dispatcher: Dispatcher, x: torch.Tensor) -> None:
     torch.testing.assert_close(dispatcher.call("softmax", x), torch.softmax(x, -1))
 
@@ -103,6 +187,19 @@ def test_only_the_first_size_is_resolved_from_scratch(dispatcher: Dispatcher, re
     assert resolved == [3]
     told = dispatcher.explain("softmax", torch.randn(5, 33))
     assert (told.step, told.implementation, told.calls) == ("default", "torch.native", 1)
+
+
+def test_on_a_cpu_a_size_is_as_quick_for_an_implementation_that_no_graph_can_capture(resolved: list[int]) -> None:
+    class Uncapturable(Shifted):
+        capturable = False
+
+    dispatcher = Dispatcher(Catalog(entry_points=()))
+    dispatcher.catalog.define(SHIFTED)
+    dispatcher.register(Uncapturable(early=False))
+    for size in (3, 4, 5):
+        x = torch.randn(size)
+        torch.testing.assert_close(dispatcher.call("acme::shifted", x, 1), x + 1)
+    assert resolved == [3]
 
 
 def test_every_form_of_a_call_is_another_size_of_the_first(dispatcher: Dispatcher, resolved: list[int]) -> None:

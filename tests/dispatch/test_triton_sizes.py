@@ -141,3 +141,22 @@ def test_a_size_runs_the_variant_of_its_divisibility(
     for variant, n in driver.launched:
         assert ("n" in variant.spec["aligned"]) == (n % 16 == 0)
     assert {variant.key for variant, _ in driver.launched} == {variant.key for variant in driver.compiled}
+
+
+@pytest.mark.skipif(triton.INTERPRETED, reason="the interpreter compiles nothing")
+def test_a_misaligned_tensor_of_a_new_size_runs_what_is_compiled_for_it(
+    monkeypatch: pytest.MonkeyPatch, driver: Driver
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    dispatcher = Dispatcher(Catalog(entry_points=()))
+    dispatcher.catalog.define(COPY)
+    dispatcher.register(Copied())
+    for n in (64, 128, 256):
+        dispatcher.call("acme::copied", torch.randn(n))
+    for n in (128, 256):
+        x = torch.randn(n + 1)[1:]
+        assert x.data_ptr() % 16
+        assert dispatcher.call("acme::copied", x).equal(x)
+        variant, launched = driver.launched[-1]
+        assert (launched, "x" in variant.spec["aligned"]) == (n, False)
+    assert dispatcher.bound("acme::copied").misses == 3

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ...artifact import Artifact, Built, RunItem, Signature, Target, Variant
 from ...device import Device
 from ...errors import CompileError, InvalidDefinitionError, MisnamedError
-from ...implementation import Implementation, Launch, Run, own_classes
+from ...implementation import Implementation, Launch, Run, by_form, own_classes
 from ...problem import Problem, TensorSpec
 from ...source_files import kernel_texts
 from ...space import Config
@@ -24,7 +24,7 @@ from ..kernel_signature import check_kernel
 from ..launch_checks import argument_of, launches_of, placed, refuse_empty
 from ..launch_forms import Forms, form_key, launch_key
 from ..launch_numbers import numbers_of
-from ..written_run import Operands, WrittenForm
+from ..written_run import Operands, WrittenForm, WrittenRun
 from .compiler import NoCompiler, build, find_compiler, load
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
@@ -93,12 +93,16 @@ class CppImplementation(Implementation):
         _FORMS.put(form_key(map(launch_key, launches), built.signature, 0), form)
         return form.run(launches)
 
+    @by_form
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:
         """The run for other numbers, of libraries that are loaded."""
         launches = self.launches(problem, config, device)
-        return _FORMS.run(like, launches, lambda: form_key(map(launch_key, launches), signature, 0))
+        # most sizes differ from ``like`` in numbers alone
+        if type(like) is WrittenRun and (numbers := like.form.numbers(launches)) is not None:
+            return WrittenRun(like.form, numbers, launches)
+        return _FORMS.run(form_key(map(launch_key, launches), signature, 0), launches)
 
     def sources(self) -> Iterable[ModuleType | str]:
         """The class's modules, the preamble, and the text of every kernel in an attribute of these or the class."""

@@ -13,7 +13,7 @@ from types import ModuleType
 from ...artifact import Artifact, Built, Signature, Target, Variant
 from ...device import Device
 from ...errors import CacheError, CompileError, MisnamedError, NotLaunchedError, OutOfResourcesError, UnsupportedError
-from ...implementation import Implementation, Launch, Run, own_classes
+from ...implementation import Implementation, Launch, Run, by_form, own_classes
 from ...problem import Problem
 from ...source_files import kernel_texts
 from ...space import Config
@@ -126,6 +126,7 @@ class CudaImplementation(Implementation):
         _FORMS.put(_form_key(launches, built.signature, device, aligned), form)
         return form.run(launches, partial(self._twin, problem, config, device, built.signature) if aligned else None)
 
+    @by_form
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:
@@ -133,10 +134,13 @@ class CudaImplementation(Implementation):
         launches, aligned = self._launches(problem, config, device), problem.traits["aligned"]
         for launch in launches:
             _check_launch(self.name, launch, device)
-        if isinstance(like, WrittenRun) and aligned is not getattr(like.form, "guarded", None):
-            like = None
-        twin = partial(self._twin, problem, config, device, signature) if aligned else None
-        return _FORMS.run(like, launches, lambda: _form_key(launches, signature, device, aligned), twin)
+        make_twin, given = (self._twin, (problem, config, device, signature)) if aligned else (None, ())
+        # most sizes differ from ``like`` in extents and numbers alone
+        if type(like) is WrittenRun and aligned is getattr(like.form, "guarded", None):
+            numbers = like.form.numbers(launches)
+            if numbers is not None:
+                return WrittenRun(like.form, numbers, launches, make_twin, given)
+        return _FORMS.run(_form_key(launches, signature, device, aligned), launches, make_twin, given)
 
     def _twin(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run:
         """The run for tensors that are not aligned, made at its first call."""
@@ -170,7 +174,8 @@ class CudaImplementation(Implementation):
         yield from (text for text in kernel_texts(*own_classes(self)) if text != self.source)
 
     def _launches(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
-        return launches_of(self, self.launch(problem, config, device))
+        given = self.launch(problem, config, device)
+        return (given,) if type(given) is Launch else launches_of(self, given)
 
     def _variant(self, launch: Launch, signature: Signature) -> Variant:
         kernel, options = launch.kernel, dict(launch.options)

@@ -21,7 +21,7 @@ from ...artifact import Artifact, Built, Signature, Target, Variant
 from ...author_code import where_defined, where_written
 from ...device import Device
 from ...errors import CompileError, DeviceError, InvalidDefinitionError, OutOfResourcesError, RegistryError
-from ...implementation import Implementation, Launch, Run
+from ...implementation import Implementation, Launch, Run, by_form
 from ...paths import cache_folder
 from ...problem import Problem
 from ...source_files import sources_of
@@ -32,6 +32,7 @@ from ..kernel_limit import check_room
 from ..launch_checks import launches_of, refuse_empty
 from ..launch_forms import Forms, form_key, launch_key
 from ..misaligned_run import MisalignedRun, compiled_run
+from ..written_run import WrittenRun
 from . import cubin
 from . import stored as triton_stored
 from .bound_launch import BoundLaunch, full_grid, interpreted_run
@@ -72,7 +73,8 @@ class TritonImplementation(Implementation):
         """``launch`` as a tuple. Raises DeviceError for a CPU outside the interpreter."""
         if device.type != "cuda" and not INTERPRETED:
             raise DeviceError(f"{self.name} of {self.op}: {device} runs Triton under TRITON_INTERPRET=1 alone")
-        return launches_of(self, self.launch(problem, config, device))
+        given = self.launch(problem, config, device)
+        return (given,) if type(given) is Launch else launches_of(self, given)
 
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
         """One variant per launch; none in the interpreter, which compiles nothing."""
@@ -112,6 +114,7 @@ class TritonImplementation(Implementation):
         _FORMS.put(_form_key(launches, built.signature, device), form)
         return form.run(launches, partial(self._twin, problem, config, device, built.signature))
 
+    @by_form
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:
@@ -119,8 +122,11 @@ class TritonImplementation(Implementation):
         if INTERPRETED:
             return None
         launches = self.launches(problem, config, device)
-        twin = partial(self._twin, problem, config, device, signature)
-        return _FORMS.run(like, launches, partial(_form_key, launches, signature, device), twin)
+        given = problem, config, device, signature
+        # most sizes differ from ``like`` in extents and numbers alone
+        if type(like) is WrittenRun and (numbers := like.form.numbers(launches)) is not None:
+            return WrittenRun(like.form, numbers, launches, self._twin, given)
+        return _FORMS.run(_form_key(launches, signature, device), launches, self._twin, given)
 
     def compiler_environment(self) -> Mapping[str, str]:
         return compiler_environment.triton()

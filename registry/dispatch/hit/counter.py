@@ -5,16 +5,15 @@ from __future__ import annotations
 from itertools import count
 
 
-class Counter:
-    """``hit()`` counts one; it is a C function, 0.03 µs, and atomic."""
+class Counter(count):  # type: ignore[type-arg]
+    """``hit()`` counts one; it is a C function, 0.03 µs, and atomic. Each new size of a call makes a counter."""
 
-    __slots__ = ("_count", "hit")
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self._count = count()
-        self.hit = self._count.__next__
+    hit = count.__next__
 
     @property
     def value(self) -> int:
+        """The number of events so far."""
         # the only way to read it without counting
-        return int(repr(self._count).removeprefix("count(").removesuffix(")"))
+        return int(repr(self).removeprefix(f"{type(self).__name__}(").removesuffix(")"))

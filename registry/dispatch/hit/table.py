@@ -99,9 +99,10 @@ class Table:
                 shapes[shape] = (entry, *known)[: self._most_entries]
                 return
             shapes[shape] = (entry,)
-            self._order.append(shape)
-            while len(self._order) > self._most_shapes:
-                del shapes[self._order.popleft()]
+            order = self._order
+            order.append(shape)
+            while len(order) > self._most_shapes:
+                del shapes[order.popleft()]
 
     def find(
         self, shape: Hashable, tensors: tuple[Any, ...], plain: tuple[Any, ...], grad_enabled: bool

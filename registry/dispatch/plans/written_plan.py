@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 
 from ...backends.cuda_stream import current_device, only_gpu
 from ...backends.written_run import Operands, WrittenForm, WrittenRun
-from ...generated_code import CodeTemplate, template, with_defaults
+from ...generated_code import CodeTemplate, template
 from ...implementation import Run
 from ...problem import TensorSpec
 from ..torch_side.torch_private import allocator, function_modes, unseen
@@ -69,7 +70,7 @@ def written_call(
 
 
 def resized_made(was: Mapping[str, TensorSpec], made: Mapping[str, TensorSpec]) -> list[Any] | None:
-    """The sizes of tensors ``made`` instead of those of ``was``, as arguments of ``resized_call``.
+    """The sizes of tensors ``made`` instead of those of ``was``, as arguments of ``resizing_call``.
 
     None if names or dtypes differ, or if only one of two tensors is empty.
     """
@@ -83,15 +84,21 @@ def resized_made(was: Mapping[str, TensorSpec], made: Mapping[str, TensorSpec]) 
     return sizes
 
 
-def resized_call(call: Any, former: Run, run: Run, sizes: Sequence[Any]) -> Callable[..., Any] | None:
-    """A copy of ``call``, which was generated for the run ``former``, for ``run``: its text with other sizes.
+def resizing_call(call: Any, former: Run) -> Callable[[Run, Sequence[Any]], Callable[..., Any] | None]:
+    """``resized(run, sizes)``: a copy of ``call``, which was generated for the run ``former``, for another run.
 
-    ``sizes`` are those of outputs and scratch. None if ``run`` needs another text.
+    It is the text of ``call`` with other sizes, those of outputs and scratch. None if ``run`` needs another text.
     """
-    if isinstance(run, WrittenRun):
-        alike = isinstance(former, WrittenRun) and run.form is former.form
-        return with_defaults(call, (run, *run.numbers, *sizes)) if alike else None
-    return None if isinstance(former, WrittenRun) else with_defaults(call, (run, *sizes))
+    code, names, name = call.__code__, call.__globals__, call.__name__
+    form = former.form if isinstance(former, WrittenRun) else None
+
+    def resized(run: Run, sizes: Sequence[Any]) -> Callable[..., Any] | None:
+        written = run if isinstance(run, WrittenRun) else None
+        if written is None:
+            return None if form is not None else FunctionType(code, names, name, (run, *sizes))
+        return FunctionType(code, names, name, (run, *written.numbers, *sizes)) if written.form is form else None
+
+    return resized
 
 
 def _sized_names(form: WrittenForm | None, made: Sequence[str]) -> list[str]:

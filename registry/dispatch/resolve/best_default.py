@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...arguments.traits import FamilyTraits
 from ...contract import Op
@@ -27,36 +27,43 @@ _MOST = 1024
 
 
 class Found:
-    """A choice for a problem, which ``make`` makes when it is read; ``decision``: what the choice is about.
+    """A choice for a problem, which ``make(*given)`` makes when it is read; ``decision``: what the choice is about.
 
-    ``narrow``: it needs aligned tensors (multiples of 16 bytes). ``misses``: why winners were passed over.
+    ``narrow``: it needs aligned tensors (multiples of 16 bytes). ``misses``: why winners were passed over. ``stays``:
+    the decision is known to be about the problem's own static dimensions.
     """
 
-    __slots__ = ("_make", "candidate", "decision", "misses", "narrow")
+    __slots__ = ("_given", "_make", "candidate", "decision", "misses", "narrow", "stays")
 
     def __init__(
         self,
         candidate: Candidate,
         narrow: bool,
-        make: Callable[[], Choice],
+        make: Callable[..., Choice],
         decision: Winner | None = None,
         misses: tuple[str, ...] = (),
+        given: tuple[Any, ...] = (),
+        stays: bool = False,
     ) -> None:
         self.candidate = candidate
         self.narrow = narrow
         self.decision = decision
         self.misses = misses
+        self.stays = stays
         self._make = make
+        self._given = given
 
     @property
     def choice(self) -> Choice:
         """The choice, with its reason and distance."""
-        return self._make()
+        return self._make(*self._given)
 
     def after(self, misses: tuple[str, ...]) -> Found:
         """The same choice, after more that was passed over."""
         misses = (*misses, *self.misses)
-        return Found(self.candidate, self.narrow, self._make, self.decision, misses) if misses else self
+        if not misses:
+            return self
+        return Found(self.candidate, self.narrow, self._make, self.decision, misses, self._given, self.stays)
 
 
 class BestDefault:
@@ -82,29 +89,44 @@ class BestDefault:
         best = self._leaves.get(id(leaf))
         if best is None:
             best = self._leaves[id(leaf)] = _BestOfLeaf(self._defaults, self._situation, leaf)
-        return best.found.of(problem)
+        return best.of(problem)
 
 
 class _BestOfLeaf:
-    """The best default of the problems of one leaf of the learnt rule; ``found`` remembers it by problem."""
+    """The best default of the problems of one leaf of the learnt rule, remembered by problem.
+
+    If it reads sizes only for the configuration, the implementation is remembered nevertheless.
+    """
 
     def __init__(self, defaults: Sequence[_Default], situation: Situation, leaf: Leaf | None) -> None:
         self._situation = situation
         self._ranked = _by_place(defaults, {} if leaf is None else leaf.places, situation.op.dynamic)
         self._firsts: dict[Hashable, _First] = {}
-        self.found = Remembered(self._found, situation.op.dynamic)
+        self._first = Remembered(self._first_that_can, situation.op.dynamic)
+        self._found = Remembered(self._found_anew, situation.op.dynamic)
 
-    def _found(self, problem: Problem) -> Found | None:
+    def of(self, problem: Problem) -> Found | None:
+        """The choice for a problem; None if no implementation can run it."""
+        if self._found.is_kept:
+            return self._found.of(problem)
+        first = self._first.of(problem)
+        return None if first is None else first.found(problem)
+
+    def _found_anew(self, problem: Problem) -> Found | None:
+        first = self._first.of(problem)
+        return None if first is None else first.found(problem)
+
+    def _first_that_can(self, problem: Problem) -> _First | None:
         for equals in self._ranked:
             for default, preference in equals.of(problem):
                 narrow = default.narrow.of(problem)
                 if narrow is not None:
                     if isinstance(preference, Exception):
                         raise preference
-                    return self._first(default, preference, narrow).found(problem)
+                    return self._offered(default, preference, narrow)
         return None
 
-    def _first(self, default: _Default, preference: float, narrow: bool) -> _First:
+    def _offered(self, default: _Default, preference: float, narrow: bool) -> _First:
         key = id(default), preference, narrow
         first = self._firsts.get(key)
         if first is None:
@@ -215,22 +237,23 @@ class _First:
     def __init__(self, offer: _Offer, situation: Situation) -> None:
         self._offer = offer
         self._situation = situation
-        self._known: dict[Hashable, tuple[_Wanted, Found]] = {}
-        self._latest: tuple[_Wanted, Found] | None = None
+        self._config = offer.default.config
+        self._known: dict[Hashable, tuple[Config, WinningConfig | None, Found]] = {}
+        self._latest: tuple[Config, WinningConfig | None, Found] | None = None
 
     def found(self, problem: Problem) -> Found:
         """The choice of the offer's implementation for a problem, with its configuration there."""
-        wanted = self._offer.default.config.of(problem)
+        config, won = self._config.of(problem)
         latest = self._latest
-        if latest is None or wanted[0] is not latest[0][0] or wanted[1] is not latest[0][1]:
-            key = exact_items(wanted[0]), id(wanted[1])
+        if latest is None or config is not latest[0] or won is not latest[1]:
+            key = exact_items(config), id(won)
             latest = self._known.get(key)
             if latest is None:
                 if len(self._known) >= _MOST:
                     self._known.clear()
-                latest = self._known[key] = wanted, self._choice(problem, wanted[0])
+                latest = self._known[key] = config, won, self._choice(problem, config)
             self._latest = latest
-        return latest[1]
+        return latest[2]
 
     def _choice(self, problem: Problem, config: Config) -> Found:
         default, preference, narrow = self._offer

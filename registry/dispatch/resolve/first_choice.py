@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
+from ...arguments.traits import FamilyTraits
 from ...discovery import answers
 from ...problem import Problem, Value, exact_items, getter
 from ...space import Space
@@ -21,8 +22,8 @@ from .neighbours import octaves_between, sizes_of
 from .op_winners import Winner, WinnerSource
 from .remembered_answers import Remembered
 from .resolution import Choice, exact_choice, nearest_choice, similar_choice
-from .situation import Situation, Standing, shown_exact
-from .spans import Spans
+from .situation import Situation, Standing, moved_along, shown_exact
+from .spans import FoundSpan, Spans
 from .standings import standing_of
 
 
@@ -45,21 +46,24 @@ class FirstChoice:
         self._similar_spans: Spans[_Usable] = Spans(op)
         self._alone: set[Hashable] = set()
         self._seen_similar: set[Hashable] = set()
+        self._latest: tuple[Found, tuple[str, ...], Found] | None = None
+        """The latest default, why winners were passed over, and both in one choice."""
 
     def choice(self, problem: Problem) -> Found | None:
         """The first of ``choices``; None if a winner's candidate cannot run it. Raises what implementations raise."""
         if self._untuned:
             return self._default.of(problem)
         dims = problem.dims
-        usable = self._spans.find(dims)
-        if (
-            usable is not None
-            # a winner of exactly this size has other reasons, also if it does not hold
-            and usable.is_near(dims)
-            and not (usable.stale and self._has_own(problem))
-            and (usable.default is None or usable.has_default(problem))
-        ):
-            return usable.found(problem)
+        span = self._spans.span(dims) if self._spans.known else None
+        if span is not None:
+            usable = span[-1]
+            if (
+                # a winner of exactly this size has other reasons, also if it does not hold
+                usable.sizes(dims) != usable.own
+                and not (usable.stale and self._has_own(problem))
+                and (usable.default is None or usable.has_default(problem))
+            ):
+                return usable.found(problem, span)
         fixed = self._fixed(dims)
         key = *fixed, *map(type, fixed)
         misses = self._unanswered.get(key)
@@ -71,8 +75,14 @@ class FirstChoice:
             misses = tuple(told)
             if not self._any_depends_on_size(problem, dims):
                 self._unanswered[key] = misses
-        default = self._similar(problem, key)
-        return default and default.after(misses)
+        is_alone = key in self._alone and not self._similar_spans.known
+        default = self._default.of(problem) if is_alone else self._similar(problem, key)
+        if default is None or not misses:
+            return default
+        latest = self._latest
+        if latest is None or latest[0] is not default or latest[1] is not misses:
+            latest = self._latest = default, misses, default.after(misses)
+        return latest[2]
 
     def _any_depends_on_size(self, problem: Problem, dims: Mapping[str, Value]) -> bool:
         """True if winners for static dimensions answer some sizes only: their code is made for each size.
@@ -220,9 +230,11 @@ class _Usable:
         default: bool = False,
     ) -> None:
         self.candidate = candidate
+        self._op = situation.op
         self._decision = decision
-        self._sizes = getter(situation.op.near_along)
-        self._own = self._sizes(decision.problem.dims)
+        self.sizes = getter(situation.op.near_along)
+        """A function that returns the sizes of dimensions; ``own`` are those of the decision."""
+        self.own = self.sizes(decision.problem.dims)
         self.octaves: Callable[[Mapping[str, Value], Winner], float] | None = None
         """The distance of the decision from other dimensions; None for a default."""
         self.misses: tuple[str, ...] = ()
@@ -230,6 +242,7 @@ class _Usable:
         self.stale = False
         """True if a nearer winner holds for no size."""
         self._choice = choice
+        self._make = self._choice_at  # kept, since each reading of a method makes an object
         implementation, device, dynamic = candidate.implementation, situation.device, situation.op.dynamic
         self._device = device
         self._space: Space | None = None
@@ -241,6 +254,8 @@ class _Usable:
         )
         """The implementation's default by problem, if that is the configuration; else None."""
         self._demand = Remembered(lambda problem: demand(implementation, problem, device), dynamic)
+        self._latest: tuple[FoundSpan[_Usable] | None, bool | None, bool] = (None, None, False)
+        """A span in which no size decides whether the candidate can run, with ``narrow`` and ``Found.stays`` there."""
 
     def _is_point(self, problem: Problem) -> bool:
         """True if the configuration is valid for a problem; fast if it has the space of the problem before."""
@@ -256,21 +271,27 @@ class _Usable:
         narrow = self._demand.of(problem)
         return narrow if narrow is not None and self._fits.of(problem) else None
 
-    def is_near(self, dims: Mapping[str, Value]) -> bool:
-        """True if a problem with these dimensions has another size than the decision's."""
-        return self._sizes(dims) != self._own
-
     def has_default(self, problem: Problem) -> bool:
         """True if the configuration, a default, is the default for a problem, too."""
         return self.default is not None and exact_items(self.default.of(problem)) == exact_items(self.candidate.config)
 
-    def found(self, problem: Problem) -> Found | None:
-        """The choice for a problem; None if the candidate cannot run it."""
-        narrow = self.narrow(problem)
-        if self._choice is None or narrow is None:
+    def found(self, problem: Problem, span: FoundSpan[_Usable] | None = None) -> Found | None:
+        """The choice for a problem, which is in ``span`` if that is given; None if the candidate cannot run it."""
+        choice = self._choice
+        if choice is None:
             return None
-        decision = self._choice.decision
-        return Found(self.candidate, narrow, partial(self._choice_at, problem.dims), decision, self.misses)
+        # as ``narrow``, without its calls: each new size of a call comes here
+        latest, narrow, stays = self._latest
+        if latest is None or latest is not span or not isinstance(problem.traits, FamilyTraits):
+            narrow, stays = self._demand.of(problem), False
+            # with other traits the answer may differ from size to size
+            if span is not None and isinstance(problem.traits, FamilyTraits) and not self._demand.depends_on(span[0]):
+                if choice.decision is not None and span[0] not in self._op.transfers:
+                    stays = not moved_along(self._op, choice.decision, problem)
+                self._latest = span, narrow, stays
+        if narrow is None or not (self._fits.of(problem) if self._fits.is_kept else self._is_point(problem)):
+            return None
+        return Found(self.candidate, narrow, self._make, choice.decision, self.misses, (problem.dims,), stays)
 
     def _choice_at(self, dims: Mapping[str, Value]) -> Choice:
         assert self._choice is not None

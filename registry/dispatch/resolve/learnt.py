@@ -9,13 +9,14 @@ tuning run stores its rules, and ``registry/shipped/defaults.json`` holds those 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from ...arguments.specs import Value
 from ...errors import StoreError
+from ...generated_code import function
 from ...space import Config
 
 _DEEPEST = 8
@@ -102,15 +103,12 @@ class LearntDefault:
         known = self.configs.get(name)
         return nearest_config(known, dims).config if known else None
 
-    def leaf(self, dims: Mapping[str, Value]) -> Leaf:
-        """The leaf of a problem with these dimensions."""
-        node = self.tree
-        while isinstance(node, Split):
-            value, bound = dims.get(node.dim), node.bound
-            # plain numbers are compared without a call, since each new size of a call comes here
-            plain = type(value) is int and type(bound) is not str and type(bound) is not bool
-            node = node.yes if (value <= bound if plain else node.holds(dims)) else node.no  # type: ignore[operator]
-        return node
+    @cached_property
+    def leaf(self) -> Callable[[Mapping[str, Value]], Leaf]:
+        """``leaf(dims)``: the leaf of a problem with these dimensions. Generated: each new size of a call needs it."""
+        names: dict[str, Any] = {"type": type, "int": int}
+        lines = _leaf_lines(self.tree, names)
+        return function("leaf", "dims", ["get = dims.get", *lines], names)
 
     def rank(self, dims: Mapping[str, Value]) -> Mapping[str, int]:
         """The place of each implementation in the ranking for a problem with these dimensions."""
@@ -145,6 +143,21 @@ def learnt_from(given: Any, where: str) -> LearntDefault:
         return LearntDefault(int(given["version"]), int(given["problems"]), _node(given["tree"], 0), configs, where)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as fault:
         raise StoreError(f"{where}: no rule for a default: {type(fault).__name__}: {fault}") from fault
+
+
+def _leaf_lines(node: Split | Leaf, names: dict[str, Any]) -> list[str]:
+    """Lines that return the leaf below ``node`` of the dimensions ``dims``; adds the values of their names."""
+    own = f"n{len(names)}"
+    names[own] = node
+    if isinstance(node, Leaf):
+        return [f"return {own}"]
+    holds = f"{own}.holds(dims)"
+    if not isinstance(node.bound, bool | str):
+        # plain numbers are compared without a call
+        names[f"{own}_bound"] = node.bound
+        holds = f"value <= {own}_bound if type(value := get({node.dim!r})) is int else {holds}"
+    yes, no = (_leaf_lines(each, names) for each in (node.yes, node.no))
+    return [f"if ({holds}):", *(f"    {line}" for line in yes), *no]
 
 
 def _mapping(given: Any) -> dict[str, Any]:

@@ -41,6 +41,12 @@ class Remembered(Generic[_Answer]):
         self._ask = ask
         self._dynamic = dynamic
         self._known: _AnswersByDimensions[_Answer] | None = _AnswersByDimensions(frozenset())
+        self.is_kept = True
+        """False once the function was seen to read what makes each answer a new one: then all are asked for anew."""
+
+    def depends_on(self, name: str) -> bool:
+        """False if no answer so far depends on a dimension."""
+        return self._known is None or name in self._known.names
 
     def of(self, problem: Problem) -> _Answer:
         """The answer for a problem. Raises any exception of ``ask``."""
@@ -56,7 +62,7 @@ class Remembered(Generic[_Answer]):
         dims, taken = WatchedValues(problem.dims), traits.taken
         answer = self._ask(problem.watched(dims))
         if traits.taken != taken or dims.read >= self._dynamic:
-            self._known = None
+            self._known, self.is_kept = None, False
             return answer
         if not dims.read <= known.names or len(known.answers) >= _MOST_ANSWERS:
             self._known = known = _AnswersByDimensions(known.names | dims.read)

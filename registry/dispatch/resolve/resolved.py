@@ -75,23 +75,25 @@ class Resolved:
 class ResizedAnswer(Resolved):
     """The answer to another size of a call, without a place; its plan, choice and reasons are made when they are read.
 
-    ``found`` has the choice, ``make_plan()`` returns the plan of ``run``.
+    ``found`` has the choice, ``make_plan(*given)`` returns the plan of ``run``.
     """
 
     choice = cached_property(lambda self: self.found.choice)
     misses = cached_property(lambda self: self.found.misses)
-    plan = cached_property(lambda self: self.make_plan())
+    plan = cached_property(lambda self: self.make_plan(*self.given))
     untuned = cached_property(lambda self: self.choice.step == "default")
 
     @staticmethod
-    def of(found: Found, problem: Problem, resized: Resized, conditions: Conditions, *, checked: bool) -> ResizedAnswer:
+    def of(found: Found, problem: Problem, resized: Resized, conditions: Conditions, checked: bool) -> ResizedAnswer:
         """The answer by a choice's plan. Made without ``__init__``, for speed."""
-        run, make_plan = resized
         made: ResizedAnswer = object.__new__(ResizedAnswer)
-        made.__dict__.update(
-            found=found, run=run, make_plan=make_plan, problem=problem, conditions=conditions, checked=checked,
-            calls=Counter(),
-        )  # fmt: skip
+        own = made.__dict__
+        own["run"], own["make_plan"], own["given"] = resized
+        own["found"] = found
+        own["problem"] = problem
+        own["conditions"] = conditions
+        own["checked"] = checked
+        own["calls"] = Counter()
         return made
 
 

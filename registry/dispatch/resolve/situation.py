@@ -74,8 +74,11 @@ def apart_dims(op: Op, decision: Winner, problem: Problem) -> str:
 
 def moved_along(op: Op, decision: Winner, problem: Problem) -> str:
     """The static dimension in which a decision and a problem differ, so that it must transfer; "" if none."""
-    dims = decision.problem.dims
-    return next((name for name in op.transfers if dims.get(name) != problem.dims.get(name)), "")
+    dims, others = decision.problem.dims, problem.dims
+    for name in op.transfers:  # a generator would take twice as long, at each new size of a call
+        if dims.get(name) != others.get(name):
+            return name
+    return ""
 
 
 def runs_verified_code(op: Op, decision: Winner, draft: Draft) -> bool:

@@ -20,7 +20,7 @@ _MOST = 1024
 _Winner = TypeVar("_Winner")
 
 
-_Found = tuple[
+FoundSpan = tuple[
     str, Callable[[Mapping[str, Value]], tuple[Value, ...]], tuple[Value, ...], tuple[type, ...], int, int, _Winner
 ]
 """A span that was found: its dimension, a function that returns all others, their values and types, and its ends."""
@@ -38,30 +38,37 @@ class Spans(Generic[_Winner]):
         static = () if stretch is None else op.transfers
         self._along = [(name, getter(sorted(others - {name}))) for name in (*sorted(op.dynamic), *static)]
         self._stretches = {} if stretch is None else dict.fromkeys(static, stretch)
-        self._spans: dict[Hashable, dict[int, tuple[int, int, _Winner]]] = {}
-        self._latest: _Found[_Winner] | None = None
+        self.known: dict[Hashable, dict[int, tuple[int, int, _Winner]]] = {}
+        """The spans by everything of their sizes but the one dimension; empty if none was added."""
+        self._latest: FoundSpan[_Winner] | None = None
 
     def find(self, dims: Mapping[str, Value]) -> _Winner | None:
         """The winner of a span that contains these dimensions; None without one.
 
         The ends of a span are sizes that were added.
         """
-        if self._latest is not None:
-            name, others, fixed, kinds, first, last, winner = self._latest
+        span = self.span(dims)
+        return None if span is None else span[-1]
+
+    def span(self, dims: Mapping[str, Value]) -> FoundSpan[_Winner] | None:
+        """The span that contains these dimensions; one object as long as only its own dimension changes."""
+        latest = self._latest
+        if latest is not None:
+            name, others, fixed, kinds, first, last, _ = latest
             size, given = dims[name], others(dims)
             if type(size) is int and first <= size <= last and given == fixed and (*map(type, given),) == kinds:
-                return winner
-        return self._looked_up(dims) if self._spans else None
+                return latest
+        return self._looked_up(dims) if self.known else None
 
-    def _looked_up(self, dims: Mapping[str, Value]) -> _Winner | None:
+    def _looked_up(self, dims: Mapping[str, Value]) -> FoundSpan[_Winner] | None:
         for name, others in self._along:
             size, fixed = dims[name], others(dims)
-            spans = self._spans.get(self._key(dims, name, fixed))
+            spans = self.known.get(self._key(dims, name, fixed))
             if spans is not None and type(size) is int:
                 for first, last, winner in spans.values():
                     if first <= size <= last:
-                        self._latest = name, others, fixed, (*map(type, fixed),), first, last, winner
-                        return winner
+                        self._latest = found = name, others, fixed, (*map(type, fixed),), first, last, winner
+                        return found
         return None
 
     def add_ahead(
@@ -87,12 +94,12 @@ class Spans(Generic[_Winner]):
 
     def add(self, dims: Mapping[str, Value], winner: _Winner) -> None:
         """Record that ``winner`` is the nearest to these dimensions, and that no winner has exactly these."""
-        if len(self._spans) >= _MOST:
-            self._spans.clear()
+        if len(self.known) >= _MOST:
+            self.known.clear()
         for name, others in self._along:
             size = dims[name]
             if type(size) is int:
-                spans = self._spans.setdefault(self._key(dims, name, others(dims)), {})
+                spans = self.known.setdefault(self._key(dims, name, others(dims)), {})
                 first, last, _ = spans.get(id(winner), (size, size, winner))
                 spans[id(winner)] = min(first, size), max(last, size), winner
 

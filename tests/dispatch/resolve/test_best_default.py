@@ -128,3 +128,28 @@ def test_only_whoever_the_rule_ranks_first_is_asked_at_each_size() -> None:
     assert {one.candidate.implementation.name for one in found if one is not None} == set(asked) == {"a.two"}
     assert best.of(posed(7, 16)) is None  # nobody runs it, and all were asked
     assert set(asked) == set(NAMES)
+
+
+def test_an_implementation_is_asked_once_whether_it_can_run_if_its_configuration_alone_reads_sizes() -> None:
+    asked: list[str] = []
+
+    class Counting(Answering):
+        def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+            asked.append("unsupported")
+            return super().unsupported(problem, device)
+
+        def preference(self, problem: Problem, device: Device) -> float:
+            asked.append("preference")
+            return super().preference(problem, device)
+
+        def default(self, problem: Problem, device: Device) -> Config:
+            asked.append("default")
+            return super().default(problem, device)
+
+    situation = Situation(SOFTMAX, posed(1, 16), Device.of("cpu"), (Counting("a.one", 8),), OpWinners())
+    best = BestDefault(situation)
+    for rows in (99, 100, 101, 98):
+        found = best.of(posed(rows, 16))
+        assert found is not None
+        assert found.candidate.config == {"block": 2 if rows < 100 else 1}
+    assert [asked.count(question) for question in ("unsupported", "preference", "default")] == [1, 1, 4]

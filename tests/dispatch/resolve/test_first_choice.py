@@ -18,10 +18,12 @@ from registry.dispatch.resolve.resolution import choices
 from ...tiers import one_of_each
 
 
-def posed(dispatcher: Dispatcher, rows: int) -> Problem:
+def posed(dispatcher: Dispatcher, rows: int, cols: int = 16, dim: int = -1) -> Problem:
     op = dispatcher.bound("softmax").op
-    found = op.posing_in_family(OrdinaryTraits, None)(op.specs((torch.empty(rows, 16), -1)))
-    assert type(found.traits) is OrdinaryTraits
+    x = torch.empty(rows, cols) if dim == -1 else torch.empty(cols, rows)
+    found = op.posing_in_family(OrdinaryTraits, None)(op.specs((x, dim)))
+    assert (type(found.traits) is OrdinaryTraits) is (dim == -1)
+    assert found.dims == {"rows": rows, "cols": cols, "dtype": "float32"}
     return found
 
 
@@ -46,6 +48,39 @@ def test_every_size_has_the_winner_that_the_long_way_finds(
             continue
         assert found.choice == first
         assert not set(found.misses) - set(misses)
+
+
+@pytest.mark.parametrize("reads_rows", [False, True])
+def test_who_can_run_is_found_for_the_dimensions_that_decide_it(
+    dispatcher: Dispatcher, told: Any, publish: Any, reads_rows: bool
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def unsupported(problem: Problem) -> list[str]:
+        asked.append((problem.dims["rows"] if reads_rows else 0, problem.cols))
+        return ["wide"] if problem.cols == 17 or (reads_rows and problem.rows % 5 == 0) else []
+
+    dispatcher.register(told("a.tuned", unsupported=unsupported, blocks=lambda problem: [1, 2][: problem.rows]))
+    for cols in (16, 17, 40):
+        publish({"rows": 8, "cols": cols, "dtype": "float32"}, "a.tuned", {"block": 2})
+    plans, device = dispatcher.bound("softmax").plans, Device.of("cpu")
+    first_choice = FirstChoice(plans.situation(posed(dispatcher, 1), device))
+    sizes = [(rows, cols) for rows in range(9, 30) for cols in (16, 17, 40, 40, 16)]
+    for rows, cols in sizes:
+        found = first_choice.choice(posed(dispatcher, rows, cols))
+        assert (found is None) == (cols == 17 or (reads_rows and rows % 5 == 0)), (rows, cols)
+    assert reads_rows or len(asked) <= 9, "once for each number of columns, and again where winners are compared"
+
+
+def test_a_view_of_another_layout_is_asked_about_at_every_size(dispatcher: Dispatcher, told: Any, publish: Any) -> None:
+    refuses = lambda problem: [] if problem.traits["contiguous"] else ["not contiguous"]  # noqa: E731
+    dispatcher.register(told("a.tuned", unsupported=refuses))
+    publish({"rows": 8, "cols": 16, "dtype": "float32"}, "a.tuned", {"block": 2})
+    first_choice = FirstChoice(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
+    for rows in range(9, 40):
+        dim = 0 if rows % 3 == 0 else -1
+        found = first_choice.choice(posed(dispatcher, rows, dim=dim))
+        assert (found is None) == (dim == 0), rows
 
 
 def test_without_winners_the_default_is_asked_once(dispatcher: Dispatcher, told: Any) -> None:

@@ -74,6 +74,22 @@ def test_the_rule_of_the_latest_run_that_knows_the_op_chooses(three: Dispatcher,
     assert "not    a.declared: supported, not chosen: nothing tuned is near, and its default was slower" in story
 
 
+def test_the_leaf_of_a_problem_is_where_the_answers_of_the_splits_lead() -> None:
+    leaves = [Leaf((), number) for number in range(6)]
+    few = Split("causal", True, Split("dtype", "float32", leaves[0], leaves[1]), leaves[2])
+    rule = LearntDefault(1, 9, Split("rows", 64, few, Split("cols", 2.5, leaves[3], Split("rows", 100, *leaves[4:]))))
+    for rows in (1, 64, 65, 100, 101, 64.0, 64.5, True, "64", None):
+        for cols in (2, 3, 2.5, False, None):
+            for causal in (True, False, 1, None):
+                for dtype in ("float32", "bfloat16", None):
+                    given = {"rows": rows, "cols": cols, "causal": causal, "dtype": dtype}
+                    dims: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+                    node: Split | Leaf = rule.tree
+                    while isinstance(node, Split):
+                        node = node.yes if node.holds(dims) else node.no
+                    assert rule.leaf(dims) is node, dims
+
+
 def test_a_learnt_configuration_that_is_not_valid_here_gives_way_to_the_default(
     three: Dispatcher, store: Store
 ) -> None:
