@@ -287,3 +287,11 @@ def _first_line(*command: str) -> str:
         return ""
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout else ""
+
+
+def has_nvidia_driver() -> bool:
+    """Whether the machine has NVIDIA's driver, by its device node, or that of Windows' for Linux.
+
+    For processes that are to be forked: what asks the driver itself starts a thread.
+    """
+    return any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/dxg"))

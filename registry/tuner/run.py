@@ -95,7 +95,7 @@ def _check(planned: Sequence[Sequence[ProblemPlan]], catalog: Catalog) -> None:
     for op in dict.fromkeys(plan.op for plan in plans):
         refuse_blind(op)
     check_shared(plans, catalog)
-    spawning.warm(*preloading.preloads_of(plans))
+    preloading.warm(plans)
 
 
 def _check_system() -> None:

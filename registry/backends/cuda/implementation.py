@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from types import ModuleType
+from typing import ClassVar
 
 from ...artifact import Artifact, Built, Signature, Target, Variant
 from ...device import Device
@@ -82,6 +83,8 @@ class CudaImplementation(Implementation):
     ``source`` is kernel text from outside of the class's module (see ``read_source``); it is part of the fingerprint.
     Override ``unsupported`` with ``yield from super().unsupported(problem, device)`` first.
     """
+
+    preloads: ClassVar[tuple[str, ...]] = ("registry.backends.cuda.nvrtc:import_core",)
 
     source: str = ""
     max_spill_bytes: int = 4096

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from triton.compiler import CompiledKernel
+
+from ...device import has_nvidia_driver
 
 _BINARIES = (".cubin", ".hsaco")
 _EXPECTED = {"hash", "name", "target", "shared", "num_warps"}
@@ -66,7 +67,7 @@ def build_utilities() -> None:
 
 
 def _build(make: Callable[[Any], object]) -> None:
-    if torch.cuda.device_count() > 0:
+    if has_nvidia_driver():
         with contextlib.suppress(Exception):  # a failure is harmless: loading a kernel builds it again
             make(importlib.import_module("triton.backends.nvidia.driver"))
 

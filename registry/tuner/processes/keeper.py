@@ -108,6 +108,9 @@ class Keeper:
         self._queue: list[Kept] = []
         self._unclaimed: dict[int, int] = {}
         self._templates: list[Template] = []
+        self._wanted: list[list[str]] = []
+        self._growing: Template | None = None
+        self._missed = ""
         self._log = os.open(os.devnull, os.O_RDWR)
         self._may_fork = os.environ.get("KERNEL_REGISTRY_FORK", "1") != "0"
         self._selector.register(client, selectors.EVENT_READ, self._from_client)
@@ -155,8 +158,9 @@ class Keeper:
             self._kept[message["id"]] = kept
             self._queue.append(kept)
             self._serve()
-        elif message["do"] == "warm" and self._may_fork and self._templates:
-            self._grow(message["modules"])
+        elif message["do"] == "warm" and self._may_fork:
+            self._wanted.append(message["modules"])
+            self._grow()
         elif message["do"] == "kill" and message["id"] in self._kept:
             self._kill(self._kept[message["id"]])
 
@@ -225,14 +229,20 @@ class Keeper:
         self._templates.append(template)
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._from_template(template))
 
-    def _grow(self, modules: list[str]) -> None:
-        """Fork a second template from the first, which imports more modules and takes over when it is ready."""
+    def _grow(self) -> None:
+        """Fork a template from the latest, which imports the modules that are wanted next, and takes over when ready.
+
+        One after another, so that what cannot be imported, or is unsound, costs nothing of what was wanted before.
+        """
+        if self._growing is not None or not self._wanted or not self._templates:
+            return
+        modules = self._wanted.pop(0)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request = {"id": -1, "module": TEMPLATE, "arguments": modules, "environment": dict(os.environ), "extra": {},
                    "folder": "/", "memory_bytes": 0}  # fmt: skip
         kept = Kept(request, os.dup(theirs.fileno()), os.dup(self._log), os.dup(self._log))
         theirs.close()
-        template = Template(ours)
+        template = self._growing = Template(ours)
         self._queue.append(kept)
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._from_template(template))
         self._serve()
@@ -251,10 +261,11 @@ class Keeper:
             template.ready = True
             if template not in self._templates:
                 self._templates.insert(0, template)
+            self._grown(template)
         elif "forked" in message:
             kept = template.asked.pop(0)
             if message["forked"]:
-                self._began(kept, message["forked"], "forked")
+                self._began(kept, message["forked"], f"forked{self._missed}")
             else:
                 self._execute(kept)
             if not any(each.asked for each in self._templates):
@@ -273,6 +284,15 @@ class Keeper:
         asked, template.asked = template.asked, []
         for kept in asked:
             self._execute(kept)
+        if template is self._growing:
+            self._missed = f" without all that was to be imported: {why}"
+        self._grown(template)
+
+    def _grown(self, template: Template) -> None:
+        """Go on with what is wanted next, if the template was the one that was growing."""
+        if template is self._growing:
+            self._growing = None
+            self._grow()
 
     # ends
 

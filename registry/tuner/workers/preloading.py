@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable
 
 from ..planning.problems import ProblemPlan
+from ..processes import spawning
 
 ENTRY = f"{__name__}:preload"
 """The function that a template calls, see ``spawning.kept``."""
@@ -28,10 +29,24 @@ _TRITON = "registry.backends.triton"
 _OPTIONAL = ("triton", "triton.compiler", _TRITON)
 
 
-def preloads_of(plans: Iterable[ProblemPlan]) -> tuple[str, ...]:
-    """Modules and functions that the plans' implementations want imported and called before processes are forked."""
-    everything = [choice.implementation.preloads for plan in plans for choice in plan.supported]
-    return tuple(dict.fromkeys(entry for entries in everything for entry in entries))
+_INDUCTOR, _BEFORE_INDUCTOR = "torch._inductor.", "registry.backends.inductor.warm:import_without_a_look"
+_OF_BACKENDS = (_INDUCTOR, "registry.")
+
+
+def preloads_of(plans: Iterable[ProblemPlan]) -> list[tuple[str, ...]]:
+    """What the plans' implementations want imported and called before processes are forked, for each kind of them.
+
+    What backends want comes first: what libraries import may start threads, as pyarrow does, and then serves nobody.
+    """
+    wanted = dict.fromkeys(choice.implementation.preloads for plan in plans for choice in plan.supported)
+    kinds = sorted(filter(None, wanted), key=lambda entries: not entries[0].startswith(_OF_BACKENDS))
+    return [(_BEFORE_INDUCTOR, *entries) if entries[0].startswith(_INDUCTOR) else entries for entries in kinds]
+
+
+def warm(plans: Iterable[ProblemPlan]) -> None:
+    """Let children started from now on find imported what the plans' implementations want, as soon as that is done."""
+    for entries in preloads_of(plans):
+        spawning.warm(*entries)
 
 
 def preload() -> None:

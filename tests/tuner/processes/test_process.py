@@ -209,6 +209,23 @@ def test_children_started_later_find_imported_what_was_asked_for(start: Callable
 
 
 @linux
+def test_what_cannot_be_imported_leaves_children_all_else_that_was_asked_for(start: Callable[..., Child]) -> None:
+    spawning.warm("wave")
+    spawning.warm("no_such_module")
+    spawning.warm("quopri")
+    until = time.monotonic() + 60
+    found: tuple[object, str] = (None, "")
+    wanted = ({"imported": True}, "forked without all that was to be imported: it died")
+    while found != wanted and time.monotonic() < until:
+        child = start("parent.send({'imported': 'wave' in sys.modules and 'quopri' in sys.modules})")
+        (answer,) = answers(child)
+        found = (answer, child.how)
+        child.stop()
+        time.sleep(0.2)
+    assert found == wanted
+
+
+@linux
 def test_memory_beyond_the_limit_ends_a_child(start: Callable[..., Child]) -> None:
     child = start("held = [bytearray(64 << 20) for _ in range(40)]; time.sleep(3600)", memory_bytes=1 << 30)
     assert answers(child) == []

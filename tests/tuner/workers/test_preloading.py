@@ -22,20 +22,24 @@ PROBLEM = Problem("square", {"n": 4000, "dtype": "float32"})
 def test_only_what_a_candidate_needs_is_wanted(implementation: str, wanted: bool) -> None:
     plans = plan([PROBLEM], Catalog(), Device.of("cpu"), [implementation])
     assert plans[0].supported
-    assert ("registry.backends.inductor.warm:warm" in preloads_of(plans)) is wanted
-    assert not any("build_utilities" in entry for entry in preloads_of(plans))  # which runs no candidate on a CPU
+    entries = [entry for entries in preloads_of(plans) for entry in entries]
+    assert ("registry.backends.inductor.warm:warm" in entries) is wanted
+    assert ("registry.backends.inductor.warm:import_without_a_look" in entries[:1]) is wanted
+    assert not any("build_utilities" in entry for entry in entries)  # which runs no candidate on a CPU
 
 
 WARMED = """
 import importlib, os, torch
+from registry.backends.cuda import CudaImplementation
 from registry.backends.inductor import InductorImplementation
 from registry.backends.triton import TritonImplementation
 from registry.tuner.processes.process import Parent
 
 def main(arguments):
     parent = Parent(int(arguments[0]), int(arguments[1]))
-    imported = ["registry_liger.preloading:import_transformers"]
-    for entry in (*InductorImplementation.preloads, *TritonImplementation.preloads, *imported):
+    backends = (InductorImplementation, TritonImplementation, CudaImplementation)
+    wanted = [entry for backend in backends for entry in backend.preloads]
+    for entry in (*wanted, "registry_liger.preloading:import_transformers"):
         name, _, function = entry.partition(":")
         module = importlib.import_module(name)
         if function:
