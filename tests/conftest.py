@@ -165,6 +165,23 @@ def _one_keeper() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def without_cpp_kernels(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Calls on a CPU run torch's own ops, as where there is no C++ compiler: a kernel in C++ takes it 0.5 s of a core.
+
+    Those kernels are guarded by the tests of their plugin and of the tuner's checks. Thorough runs call them here, too.
+    """
+    if _asks_for_thorough(pytestconfig):
+        yield
+        return
+    import registry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", "no-such-compiler")
+        yield
+    registry.reload()
+
+
 @pytest.fixture
 def own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device's lock is the test's own, so that it waits for no other that measures meanwhile.

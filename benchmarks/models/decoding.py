@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch._inductor import config as inductor_config
 
 from .timing import Step
 
@@ -75,7 +74,11 @@ class Decoding:
 
     def in_form(self, form: str) -> Step:
         """The step in a form; compiled, captured and run some times."""
-        settings: Any = inductor_config.patch(self.settings) if self.settings else contextlib.nullcontext()
+        settings: Any = contextlib.nullcontext()
+        if self.settings:
+            from torch._inductor import config as inductor_config
+
+            settings = inductor_config.patch(self.settings)
         with settings:
             if form == "eager":
                 step = self.step(self.model)

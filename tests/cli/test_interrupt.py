@@ -121,7 +121,8 @@ kernel_registry.tune()
 """
 
 
-@pytest.mark.parametrize("told_by", ["SIGINT", "SIGTERM"])
+# a run that Ctrl-C interrupts keeps what it measured, too: tests/tuner/test_run.py; both signals raise the same there
+@pytest.mark.parametrize("told_by", [pytest.param("SIGINT", marks=pytest.mark.thorough), "SIGTERM"])
 def test_ctrl_c_keeps_the_trials(tmp_path: Path, shapes: Path, own_lock: None, told_by: str) -> None:
     command = ["--shapes", shapes, "--device", "cpu", "--json", "--db", tmp_path / "kept.db"]
     # one that is tried at once, and one that is still being compiled then: its cache is empty

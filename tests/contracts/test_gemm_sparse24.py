@@ -18,6 +18,8 @@ from registry.errors import ArgumentTypeError
 from registry.problem import Problem
 from registry.sparse import dense
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 Tensor = torch.Tensor
 OPS = {op.name: op for op in (GEMM_SPARSE24, GEMM_SPARSE24_BACKWARD)}
 SHAPES = ((4, 24, 1024), (33, 41, 76), (1, 64, 260))

@@ -15,6 +15,8 @@ from registry.correctness.numerics import judged
 from registry.errors import ArgumentTypeError, InvalidArgumentError
 from registry.problem import Value
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 Tensor = torch.Tensor
 OPS = {4: GEMM_W4A8, 8: GEMM_W8A8}
 A8 = pytest.mark.parametrize("activation", ["int8", "float8_e4m3fn"])

@@ -21,6 +21,8 @@ from registry.problem import Problem, Value
 
 from ..tiers import one_of_each
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 Tensor = torch.Tensor
 FORMS = {"gemm_int8": 8, "gemm_int2": 2, "gemm_int1": 1, "gemm_w4a16": 4, "gemm_nf4": 4}
 OPS = {op.name: op for op in BOX if op.name.removesuffix("_backward") in FORMS}

@@ -15,6 +15,8 @@ from registry.correctness import numerics
 from registry.errors import InvalidArgumentError
 from registry.problem import Problem, Value
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 Tensor = torch.Tensor
 Computation = Callable[..., Tensor]
 DTYPES = {"float8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}

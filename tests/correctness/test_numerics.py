@@ -234,7 +234,10 @@ def test_own_error_is_the_references_rounding_in_the_arguments_dtype() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "dtype"), one_of_each(TAKEN, lambda op, dtype: op.name), ids=lambda value: getattr(value, "name", value)
+    ("op", "dtype"),
+    # products by packed weights scale their errors alike
+    one_of_each(TAKEN, lambda op, dtype: "gemm" if op.name.startswith("gemm_") else op.name),
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_bounds_accept_what_the_rule_accepts_and_never_more(op: Op, dtype: str) -> None:
     problem = op.problem_of(next(example for example in op.examples if example["dtype"] == dtype))

@@ -307,7 +307,7 @@ def test_torch_compile_traces_through_in_one_graph(dispatcher: Dispatcher, one: 
         torch.testing.assert_close(compiled(x), torch.softmax(x, 0) + 1)
 
 
-@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("fullgraph", [True, pytest.param(False, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("op", "args", "kind", "message"),
     [

@@ -14,6 +14,8 @@ import registry
 from registry import InvalidArgumentError, quantize
 from registry.nn import PackedA8Linear, PackedLinear
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 MOST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 X = torch.randn(2, 3, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
 

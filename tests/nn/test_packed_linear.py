@@ -15,6 +15,8 @@ import registry
 from registry import InvalidArgumentError, PackedWeight, quantize
 from registry.nn import PackedLinear
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 
 @pytest.fixture(autouse=True)
 def plain_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:

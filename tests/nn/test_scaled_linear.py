@@ -10,6 +10,8 @@ import torch
 from registry import InvalidArgumentError
 from registry.nn import ScaledLinear
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 FORMATS = {"float8_e4m3fn": 2**-4, "int8": 1 / 127}
 """The greatest error of a rounded number: relative to itself, and to its row's largest."""
 

@@ -193,8 +193,12 @@ LIKE_OTHERS = (
     "grouped_gemm_backward",
     "attention_decode triton.whole",
     "mla_decode triton.whole",
+    "cross_entropy",
+    "grouped_gemm_int4 triton.dequantized",
+    "silu_and_mul",
 )
-"""What is a kernel that another compiles, too: with another width of levels, a tile's for a part of k, in one part.
+"""What is a kernel that another compiles, too: with another width of levels, a tile's for a part of k, in one part,
+with another gate, as two of others. test_cross_entropy.py compiles those of cross_entropy, for each reduction.
 
 The table of levels is triton.gemm's as well, and the forms are those of gemm_int8.
 """

@@ -27,8 +27,7 @@ OFTEN = [
     for dtype in ("bfloat16", "float32")
     for dims, quick in (
         ({}, False), (WIDE, False), (WIDEST, dtype == "bfloat16" and page == 16),
-        (TOKENS, dtype == "bfloat16" and not page),
-        (FLOAT8, dtype == "float32" and page == 16), ({**FLOAT8, **TOKENS, **WIDE}, dtype == "bfloat16" and not page),
+        (TOKENS, False), (FLOAT8, False), ({**FLOAT8, **TOKENS, **WIDE}, dtype == "bfloat16" and not page),
     )
 ]  # fmt: skip
 

@@ -181,6 +181,8 @@ def test_a_mask_has_no_gradient() -> None:
         registry.call("attention", *(heads(1, 3, 1, 8) for _ in range(3)), mask)
 
 
+# tests/testing/test_op_check.py asks it of some examples of each op
+@pytest.mark.thorough
 def test_the_parts_of_the_contracts_agree() -> None:
     for op in (ATTENTION, ATTENTION_BACKWARD):
         assert check_op(op).checked

@@ -144,6 +144,8 @@ def test_a_class_weight_has_no_gradient() -> None:
         registry.call("cross_entropy", torch.randn(3, 5), torch.tensor([0, 1, 2]), weight)
 
 
+# tests/testing/test_op_check.py asks it of some examples of each op
+@pytest.mark.thorough
 def test_the_parts_of_the_contracts_agree() -> None:
     for op in (CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD):
         assert check_op(op).checked

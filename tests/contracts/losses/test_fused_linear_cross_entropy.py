@@ -187,6 +187,8 @@ def test_it_is_part_of_a_whole_graph() -> None:
         torch.testing.assert_close(one, other)
 
 
+# tests/testing/test_op_check.py asks it of some examples of each op
+@pytest.mark.thorough
 def test_the_parts_of_the_contracts_agree() -> None:
     for op in BOTH:
         assert check_op(op).checked

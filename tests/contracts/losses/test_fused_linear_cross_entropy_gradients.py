@@ -124,6 +124,8 @@ def test_what_does_not_fit_is_told() -> None:
 
 
 @pytest.mark.thorough
+# tests/testing/test_op_check.py asks it of some examples of each op
+@pytest.mark.thorough
 def test_the_parts_of_the_contract_agree() -> None:
     assert check_op(OP).checked
 

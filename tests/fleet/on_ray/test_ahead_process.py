@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +21,8 @@ from registry.problem import Problem
 from registry.tuner.limits import Budget, Limits
 from registry.tuner.options import TuneOptions
 from registry.tuner.run import tune
+
+from ... import fresh
 
 CPU = DescribedDevice.here("cpu")
 GPU: GpuProperties = {
@@ -43,9 +43,15 @@ def variant_of(
     return found
 
 
-def compiled(catalog: Catalog, described: DescribedDevice, *plugins: Path, name: str = "torch.compile") -> AheadFiles:
-    with closing(AheadProcess(described.gpu, plugins)) as process:
-        return process.compile(variant_of(catalog, name, SOFTMAX, described), described.device.target)
+@pytest.fixture(scope="module")
+def on_cpu() -> Iterator[AheadProcess]:
+    """Compiles for this CPU: each process imports torch's compiler, and each cache precompiles a header of torch's."""
+    with closing(AheadProcess({}, [FAULTY])) as process:
+        yield process
+
+
+def compiled(process: AheadProcess, catalog: Catalog, described: DescribedDevice) -> AheadFiles:
+    return process.compile(variant_of(catalog, "torch.compile", SOFTMAX, described), described.device.target)
 
 
 def installed(files: Mapping[str, bytes], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -61,9 +67,9 @@ def compiled_files(cache: Path) -> dict[Path, int]:
 
 
 def test_a_variant_for_the_cpu_runs_right_in_a_worker_that_compiles_nothing(
-    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on_cpu: AheadProcess, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = compiled(catalog, CPU)
+    made = compiled(on_cpu, catalog, CPU)
     assert not made.fault
     assert [Path(path).suffix for path in made.files][-1] == ".bin"
     cache = installed(made.files, tmp_path / "other", monkeypatch)
@@ -80,7 +86,8 @@ def test_a_variant_for_the_cpu_runs_right_in_a_worker_that_compiles_nothing(
 def test_a_gpu_that_is_not_here_is_compiled_for(
     catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = compiled(catalog, H200)
+    with closing(AheadProcess(H200.gpu, ())) as process:
+        made = compiled(process, catalog, H200)
     assert not made.fault
     (path,) = made.files
     assert b"cubin" in made.files[path]
@@ -90,15 +97,14 @@ def test_a_gpu_that_is_not_here_is_compiled_for(
     assert Path(found.path) == cache / path
 
 
-def test_what_is_left_to_its_own_node_costs_nothing_else(catalog: Catalog) -> None:
+def test_what_is_left_to_its_own_node_costs_nothing_else(on_cpu: AheadProcess, catalog: Catalog) -> None:
     """A function that ends its process, one that Inductor refuses, and after them one that is right."""
     catalog.load_file(str(FAULTY))
     square = Problem("square", {"n": 4096, "dtype": "float32"})
-    with closing(AheadProcess({}, [FAULTY])) as process:
-        made = [
-            process.compile(variant_of(catalog, name, square), CPU.device.target)
-            for name in ("faulty.dying", "faulty.broken", "faulty.right")
-        ]
+    made = [
+        on_cpu.compile(variant_of(catalog, name, square), CPU.device.target)
+        for name in ("faulty.dying", "faulty.broken", "faulty.right")
+    ]
     dying, broken, right = made
     assert "ended: exit code 7" in dying.fault
     assert "faulty.broken" in broken.fault
@@ -121,7 +127,8 @@ def test_a_torch_that_cannot_be_told_of_a_gpu_leaves_it_to_its_node() -> None:
         f"try: absent_gpu.assume({GPU!r})\n"
         "except DeviceError as fault: print(fault.message)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = fresh.run("-c", code)
+    assert done.returncode == 0, done.stderr
     assert "cannot be told of a GPU that is not here" in done.stdout
     assert "_exchange_device" in done.stdout
 

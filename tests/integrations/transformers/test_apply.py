@@ -17,6 +17,8 @@ from registry.integrations.transformers.swapping import swapped
 
 from .tiny_models import CONFIGS, prompt, tiny
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 QUICK = ("llama", "gemma2", "mixtral", "gpt2", "deepseek_v3")
 FAMILIES = [pytest.param(family, marks=[] if family in QUICK else [pytest.mark.thorough]) for family in CONFIGS]
 

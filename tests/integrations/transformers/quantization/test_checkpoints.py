@@ -18,6 +18,8 @@ from registry.nn.packed_linear import product_op
 
 from .checkpoints_written import IDS, Written, awq, compressed_tensors, dense_model, gptq
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 KINDS: dict[str, Callable[[Path], Written]] = {
     "gptq, 4 bits": gptq,
     "gptq, 4 bits, act-order": lambda folder: gptq(folder, shuffled=True),

@@ -19,6 +19,8 @@ from registry.nn.packed_linear import product_op
 
 from .checkpoints_written import IDS, layers, llama
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
