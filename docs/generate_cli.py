@@ -30,7 +30,6 @@ row of a table is one line, however long. `--json` prints JSON.
 | `KERNEL_REGISTRY_MISSES` | count missed calls in this file; `1`: in your data folder, see [tuning.md](tuning.md) |
 | `KERNEL_REGISTRY_RELEASE` | the release that a process is pinned to: name, id, file, see [releases.md](releases.md) |
 | `KERNEL_REGISTRY_AGREE` | `1`: ranks compare their winners at their first call, see [releases.md](releases.md) |
-| `KERNEL_REGISTRY_ABSENT_GPUS` | `1`: torch.compile compiles ahead for absent GPUs, see [fleet.md](fleet.md) |
 | `KERNEL_REGISTRY_SITE_AGE` | seconds after which the copy of a server's winners is renewed; default 600 |
 | `KERNEL_REGISTRY_SIGNING_PASSWORD` | the key's password for `registry release export --sign` |
 | `KERNEL_REGISTRY_MODE` | what may answer: `tuned`, `verified`, `reference`, `strict`, see [dispatch.md](dispatch.md) |

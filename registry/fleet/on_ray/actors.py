@@ -18,11 +18,6 @@ from .artifact_files import digest_of, install, missing
 from .compiling_ahead import AheadVariant, compile_ahead, key_of, variants_ahead
 from .described_device import DescribedDevice
 
-ABSENT_GPUS = "KERNEL_REGISTRY_ABSENT_GPUS"
-"""Environment variable: 1 has torch.compile's variants compiled for GPUs that the compiling node lacks.
-
-What it makes is proved by being compiled alone: no GPU has run it yet.
-"""
 _END_S = 60.0
 """How long a worker may take to give its job back."""
 
@@ -130,8 +125,8 @@ class AheadCompiler:
         problem = self._catalog.op(op).problem_of(dict(dims))
         unlike = differing(conditions(described.gpu), described.conditions)
         for ahead in variants_ahead(problem, self._catalog, described.device, implementations):
-            if ahead.by_inductor and (why := why_left(described, unlike)):
-                left[f"torch.compile is left to {described.device.name}: {why}"] = None
+            if ahead.by_inductor and unlike:
+                left[f"torch.compile is left to {described.device.name}: other {', '.join(unlike)}"] = None
                 continue
             if not ray.get(self._shelf.claim.remote(key_of(ahead, described))):
                 continue
@@ -151,13 +146,6 @@ class AheadCompiler:
         if described.model not in self._processes:
             self._processes[described.model] = AheadProcess(described.gpu, self._plugins)
         return self._processes[described.model].compile(ahead, described.device.target)
-
-
-def why_left(described: DescribedDevice, unlike: Sequence[str]) -> str:
-    """Why torch.compile's variants are not compiled here for a device, "" if they are."""
-    if unlike:
-        return f"other {', '.join(unlike)}"
-    return f"{ABSENT_GPUS} is not 1" if described.gpu and os.environ.get(ABSENT_GPUS) != "1" else ""
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pytest
 from registry.backends.inductor.conditions import GpuProperties, conditions, differing
 from registry.device import Device
 from registry.discovery.catalog import Catalog
-from registry.fleet.on_ray.actors import ABSENT_GPUS, ArtifactShelf, why_left
+from registry.fleet.on_ray.actors import ArtifactShelf
 from registry.fleet.on_ray.ahead_process import AheadFiles, AheadProcess
 from registry.fleet.on_ray.artifact_files import digest_of, install
 from registry.fleet.on_ray.compiling_ahead import AheadVariant, key_of, variants_ahead
@@ -154,16 +154,6 @@ def test_gpus_of_an_architecture_share_all_but_what_inductor_compiles(catalog: C
     by_name = {one.implementation.name: one for one in variants_ahead(SOFTMAX, catalog, H200.device, ())}
     assert key_of(by_name["torch.compile"], H200) != key_of(by_name["torch.compile"], h100)
     assert key_of(by_name["triton.row"], H200) == key_of(by_name["triton.row"], h100)
-
-
-def test_a_gpu_is_left_to_its_node_unless_the_variable_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ABSENT_GPUS, raising=False)
-    assert why_left(CPU, ()) == ""
-    assert why_left(CPU, ("torch",)) == "other torch"
-    assert why_left(H200, ()) == f"{ABSENT_GPUS} is not 1"
-    monkeypatch.setenv(ABSENT_GPUS, "1")
-    assert why_left(H200, ()) == ""
-    assert why_left(H200, ("torch", "triton")) == "other torch, triton"
 
 
 def test_a_description_survives_its_way_between_nodes() -> None:
