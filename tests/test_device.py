@@ -7,13 +7,14 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from registry import Device, DeviceError
-from registry.device import _device, devices_of, named
+from registry.device import _device, devices_of, has_nvidia_driver, named
 from registry.tuner.workers import worker_process
 
 
@@ -123,3 +124,11 @@ def test_a_worker_finds_its_device_where_it_is_and_not_by_its_place_elsewhere(
     assert worker_process._found("cuda:0", "c") == GPUS[2], "the run saw other GPUs than its worker"
     with pytest.raises(DeviceError, match=r"^cuda:0 \(d\) is not visible here"):
         worker_process._found("cuda:0", "d")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told"), [((), False), (("/dev/nvidiactl",), True), (("/dev/dxg",), True), (("/dev/kfd",), False)]
+)
+def test_the_driver_is_known_by_its_node(nodes: tuple[str, ...], told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) in nodes)
+    assert has_nvidia_driver() is told

@@ -1,26 +1,27 @@
-"""What Liger imports, for seconds, before its first kernel runs: transformers and PEFT."""
+"""What Liger imports, for seconds, before its first kernel runs."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import os
+import sys
+from typing import Any, cast
 
-_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""A variable by which torch asks NVML for GPUs, which leaves a process that can be forked; CUDA's driver does not."""
+_PEFT = "peft"
 
 
-def import_transformers() -> None:
-    """Import them in the process that the tuner's processes are forked from."""
-    before = os.environ.get(_BY_NVML)
-    os.environ[_BY_NVML] = "1"
+def import_kernels() -> None:
+    """Import Liger's kernels, without PEFT, in the process that the tuner's processes are forked from.
+
+    Liger imports PEFT to know whether a model may be of PEFT's, which no kernel asks. PEFT takes seconds, and what it
+    imports starts threads.
+    """
+    hides = _PEFT not in sys.modules
+    if hides:
+        sys.modules[_PEFT] = cast("Any", None)  # so that importing it is an ImportError
     try:
-        for module in ("transformers", "peft"):
-            # Liger does without PEFT, and says itself where transformers is missing
-            with contextlib.suppress(ImportError):
-                importlib.import_module(module)
+        with contextlib.suppress(ImportError):  # Liger says itself what is missing
+            importlib.import_module("liger_kernel.ops")
     finally:
-        if before is None:
-            del os.environ[_BY_NVML]
-        else:
-            os.environ[_BY_NVML] = before
+        if hides:
+            del sys.modules[_PEFT]

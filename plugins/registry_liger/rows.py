@@ -36,7 +36,7 @@ def liger(op: str, function: Callable[..., Any], unsupported: LigerReasons, *, i
         unsupported=unsupported,
         device_types=DEVICE_TYPES,
         preference=-10.0,  # not before it was measured
-        preloads=[f"{__package__}.preloading:import_transformers"],
+        preloads=[f"{__package__}.preloading:import_kernels"],
     )
 
 

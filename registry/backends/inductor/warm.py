@@ -8,29 +8,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 
-import torch
-
-from ...device import has_nvidia_driver
-
 _LOADED_WITH = ("torch._inductor.codegen.memory_planning", "torch._inductor.hooks", "torch.fx.experimental.validator")
 """Modules that Inductor imports at the first load; these are private, and skipped if torch does not have them."""
-
-
-_LOOKING = ("torch.utils.cpp_extension", "torch._inductor.runtime.benchmarking")
-"""Modules that look for a GPU when they are imported: the one to warn where there is none beside a CUDA toolkit, the
-other for a setting. NVML, by which torch looks, starts a thread."""
-
-
-def import_without_a_look() -> None:
-    """Import what of Inductor looks for a GPU, and tell it by the driver's device node whether there is one."""
-    looks = torch.cuda.is_available
-    torch.cuda.is_available = has_nvidia_driver
-    try:
-        for name in _LOOKING:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
-    finally:
-        torch.cuda.is_available = looks
 
 
 def warm() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from registry.device import has_nvidia_driver
 from registry.tuner.processes import spawning, template
 from registry.tuner.processes.process import Child
 
@@ -206,6 +209,17 @@ def test_children_started_later_find_imported_what_was_asked_for(start: Callable
         child.stop()
         time.sleep(0.2)  # what imports meanwhile wants the cores
     assert answer == {"imported": True, "called": True, "torch": True}
+
+
+def test_what_a_template_imports_learns_of_gpus_by_the_drivers_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = torch.cuda.is_available
+    with contextlib.suppress(ImportError), template._nvml_left_alone():
+        assert torch.cuda.is_available is has_nvidia_driver
+        raise ImportError
+    assert torch.cuda.is_available is asks
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with template._nvml_left_alone():
+        assert torch.cuda.is_available is asks, "AMD's GPUs have other nodes"
 
 
 @linux

@@ -24,12 +24,11 @@ def test_only_what_a_candidate_needs_is_wanted(implementation: str, wanted: bool
     assert plans[0].supported
     entries = [entry for entries in preloads_of(plans) for entry in entries]
     assert ("registry.backends.inductor.warm:warm" in entries) is wanted
-    assert ("registry.backends.inductor.warm:import_without_a_look" in entries[:1]) is wanted
     assert not any("build_utilities" in entry for entry in entries)  # which runs no candidate on a CPU
 
 
 WARMED = """
-import importlib, os, torch
+import importlib, os, sys, torch
 from registry.backends.cuda import CudaImplementation
 from registry.backends.inductor import InductorImplementation
 from registry.backends.triton import TritonImplementation
@@ -39,12 +38,13 @@ def main(arguments):
     parent = Parent(int(arguments[0]), int(arguments[1]))
     backends = (InductorImplementation, TritonImplementation, CudaImplementation)
     wanted = [entry for backend in backends for entry in backend.preloads]
-    for entry in (*wanted, "registry_liger.preloading:import_transformers"):
+    for entry in (*wanted, "registry_liger.preloading:import_kernels"):
         name, _, function = entry.partition(":")
         module = importlib.import_module(name)
         if function:
             getattr(module, function)()
-    parent.send({"threads": len(os.listdir("/proc/self/task")), "device": torch.cuda.is_initialized()})
+    told = {"threads": len(os.listdir("/proc/self/task")), "device": torch.cuda.is_initialized()}
+    parent.send({**told, "peft": "peft" in sys.modules})
 """
 
 
@@ -72,4 +72,22 @@ def test_it_starts_no_thread_and_opens_no_device(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     how, messages = json.loads(done.stdout)
     assert how == "forked", "as in a run, from a process with one thread"
-    assert messages == [{"threads": 1, "device": False}]
+    assert messages == [{"threads": 1, "device": False, "peft": False}]
+
+
+WITHOUT_PEFT = """
+import sys
+from registry_liger.preloading import import_kernels
+
+import_kernels()
+print("liger_kernel.ops.rms_norm" in sys.modules, "peft" in sys.modules)
+import peft
+"""
+
+
+def test_ligers_kernels_are_imported_without_peft_which_others_can_import_afterwards() -> None:
+    pytest.importorskip("liger_kernel")
+    pytest.importorskip("peft")
+    done = fresh.run("-c", WITHOUT_PEFT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", "False"]
