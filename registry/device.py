@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from importlib import metadata
@@ -289,9 +290,28 @@ def _first_line(*command: str) -> str:
     return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout else ""
 
 
-def has_nvidia_driver() -> bool:
-    """Whether the machine has NVIDIA's driver, by its device node, or that of Windows' for Linux.
+def may_use_nvidia() -> bool:
+    """Whether torch may use a GPU of NVIDIA's: its build, CUDA_VISIBLE_DEVICES and the driver's device node allow it.
 
-    For processes that are to be forked: what asks the driver itself starts a thread.
+    For processes that are to be forked: the driver, and NVML, start a thread to answer.
     """
+    if torch.version.cuda is None or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in {"", "-1"}:
+        return False
     return any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/dxg"))
+
+
+@contextlib.contextmanager
+def driver_left_alone() -> Iterator[None]:
+    """A context in which ``torch.cuda.is_available`` is ``may_use_nvidia``, which leaves a process that can be forked.
+
+    For the import of modules that ask. Nothing is changed where torch is built for AMD's GPUs.
+    """
+    if torch.version.hip:
+        yield
+        return
+    asks = torch.cuda.is_available
+    torch.cuda.is_available = may_use_nvidia
+    try:
+        yield
+    finally:
+        torch.cuda.is_available = asks

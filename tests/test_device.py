@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from registry import Device, DeviceError
-from registry.device import _device, devices_of, has_nvidia_driver, named
+from registry.device import _device, devices_of, driver_left_alone, may_use_nvidia, named
 from registry.tuner.workers import worker_process
 
 
@@ -127,8 +128,34 @@ def test_a_worker_finds_its_device_where_it_is_and_not_by_its_place_elsewhere(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "told"), [((), False), (("/dev/nvidiactl",), True), (("/dev/dxg",), True), (("/dev/kfd",), False)]
+    ("cuda", "visible", "nodes", "told"),
+    [
+        ("13.0", None, (), False),
+        ("13.0", None, ("/dev/nvidiactl",), True),
+        ("13.0", "1", ("/dev/dxg",), True),
+        ("13.0", None, ("/dev/kfd",), False),
+        ("13.0", "", ("/dev/nvidiactl",), False),
+        ("13.0", "-1", ("/dev/nvidiactl",), False),
+        (None, None, ("/dev/nvidiactl",), False),
+    ],
 )
-def test_the_driver_is_known_by_its_node(nodes: tuple[str, ...], told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_there_may_be_a_gpu_is_known_without_its_driver(
+    cuda: str | None, visible: str | None, nodes: tuple[str, ...], told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(Path, "exists", lambda path: str(path) in nodes)
-    assert has_nvidia_driver() is told
+    assert may_use_nvidia() is told
+
+
+def test_modules_that_ask_for_gpus_are_imported_without_asking_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = torch.cuda.is_available
+    with contextlib.suppress(ImportError), driver_left_alone():
+        assert torch.cuda.is_available is may_use_nvidia
+        raise ImportError
+    assert torch.cuda.is_available is asks
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with driver_left_alone():
+        assert torch.cuda.is_available is asks, "AMD's GPUs have other nodes"

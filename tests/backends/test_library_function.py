@@ -203,4 +203,4 @@ def test_what_its_library_imports_for_seconds_is_wanted_before_processes_are_for
     catalog = Catalog(entry_points=())
     catalog.register(implementation_of("square", "mine.torch", "torch:square", preloads=["colorsys"]))
     plans = plan([problem()], catalog, CPU, ["mine.torch"])
-    assert preloads_of(plans) == ("colorsys",)
+    assert preloads_of(plans) == [("colorsys",)]

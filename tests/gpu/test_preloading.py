@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+import torch
+
 from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.problem import Problem
@@ -12,6 +15,9 @@ from registry.tuner.planning.problems import plan
 from registry.tuner.workers.preloading import preloads_of
 
 from .. import fresh
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
 
 PROBLEM = Problem("softmax", {"rows": 64, "cols": 512, "dtype": "float32"})
 NAMES = ["torch.compile", "triton.row", "cuda.row"]

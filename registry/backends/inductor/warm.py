@@ -8,8 +8,23 @@ from __future__ import annotations
 import contextlib
 import importlib
 
+from ...device import driver_left_alone
+
 _LOADED_WITH = ("torch._inductor.codegen.memory_planning", "torch._inductor.hooks", "torch.fx.experimental.validator")
 """Modules that Inductor imports at the first load; these are private, and skipped if torch does not have them."""
+
+
+_LOOKING = ("torch.utils.cpp_extension", "torch._inductor.runtime.benchmarking")
+"""Modules that look for a GPU when they are imported: the one to warn where there is none beside a CUDA toolkit, the
+other for a setting. NVML, by which torch looks, starts a thread."""
+
+
+def import_without_a_look() -> None:
+    """Import what of Inductor looks for a GPU, without asking the driver."""
+    with driver_left_alone():
+        for name in _LOOKING:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
 
 
 def warm() -> None:

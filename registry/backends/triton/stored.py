@@ -16,7 +16,7 @@ from typing import Any
 
 from triton.compiler import CompiledKernel
 
-from ...device import has_nvidia_driver
+from ...device import may_use_nvidia
 
 _BINARIES = (".cubin", ".hsaco")
 _EXPECTED = {"hash", "name", "target", "shared", "num_warps"}
@@ -67,7 +67,7 @@ def build_utilities() -> None:
 
 
 def _build(make: Callable[[Any], object]) -> None:
-    if has_nvidia_driver():
+    if may_use_nvidia():
         with contextlib.suppress(Exception):  # a failure is harmless: loading a kernel builds it again
             make(importlib.import_module("triton.backends.nvidia.driver"))
 

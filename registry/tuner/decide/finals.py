@@ -364,5 +364,5 @@ class Finals:
 
 
 def _longest_first(contests: Iterable[Contest]) -> list[Contest]:
-    """Contests in an order in which several workers end together: none begins a long one when the others are done."""
+    """Contests in the order in which several workers are dealt them, so that they end at about the same time."""
     return sorted(contests, key=lambda contest: contest.incumbent_us, reverse=True)

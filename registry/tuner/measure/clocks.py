@@ -89,7 +89,7 @@ class Clocks:
     def contended(self) -> bool:
         """Whether another process computes on the GPU; looked up at most once a second.
 
-        The run's own has a context there, too, and computes nothing.
+        The run's own has a context there, too; what a program computes while it calls ``registry.tune`` is not seen.
         """
         now = perf_counter()
         if self._gpu is not None and now - self._looked >= _LOOK_EVERY_S:

@@ -108,7 +108,8 @@ class Keeper:
         self._queue: list[Kept] = []
         self._unclaimed: dict[int, int] = {}
         self._templates: list[Template] = []
-        self._wanted: list[list[str]] = []
+        self._asked: list[list[str]] = []
+        self._grown = 0
         self._growing: Template | None = None
         self._missed = ""
         self._log = os.open(os.devnull, os.O_RDWR)
@@ -158,8 +159,8 @@ class Keeper:
             self._kept[message["id"]] = kept
             self._queue.append(kept)
             self._serve()
-        elif message["do"] == "warm" and self._may_fork:
-            self._wanted.append(message["modules"])
+        elif message["do"] == "warm" and self._may_fork and message["modules"] not in self._asked:
+            self._asked.append(message["modules"])
             self._grow()
         elif message["do"] == "kill" and message["id"] in self._kept:
             self._kill(self._kept[message["id"]])
@@ -203,6 +204,8 @@ class Keeper:
 
     def _began(self, kept: Kept, pid: int, how: str) -> None:
         kept.pid, kept.oom_kills = pid, _oom_kills()
+        if kept.request["module"] == TEMPLATE and self._growing is not None:
+            self._growing.pid = pid
         kept.close("socket")
         # should the machine run out of memory, the kernel must kill this process and not the tuning process
         with contextlib.suppress(OSError):
@@ -234,9 +237,10 @@ class Keeper:
 
         One after another, so that what cannot be imported, or is unsound, costs nothing of what was wanted before.
         """
-        if self._growing is not None or not self._wanted or not self._templates:
+        if self._growing is not None or self._grown == len(self._asked) or not self._templates:
             return
-        modules = self._wanted.pop(0)
+        modules = self._asked[self._grown]
+        self._grown += 1
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request = {"id": -1, "module": TEMPLATE, "arguments": modules, "environment": dict(os.environ), "extra": {},
                    "folder": "/", "memory_bytes": 0}  # fmt: skip
@@ -261,7 +265,7 @@ class Keeper:
             template.ready = True
             if template not in self._templates:
                 self._templates.insert(0, template)
-            self._grown(template)
+            self._go_on_growing(template)
         elif "forked" in message:
             kept = template.asked.pop(0)
             if message["forked"]:
@@ -273,7 +277,7 @@ class Keeper:
         self._serve()
 
     def _lose(self, template: Template, why: str) -> None:
-        if not self._templates or self._templates == [template]:
+        if template is not self._growing and self._templates in ([], [template]):
             self._unforked = f"no template to fork: {why}"
         self._selector.unregister(template.socket)
         template.socket.close()
@@ -286,9 +290,9 @@ class Keeper:
             self._execute(kept)
         if template is self._growing:
             self._missed = f" without all that was to be imported: {why}"
-        self._grown(template)
+        self._go_on_growing(template)
 
-    def _grown(self, template: Template) -> None:
+    def _go_on_growing(self, template: Template) -> None:
         """Go on with what is wanted next, if the template was the one that was growing."""
         if template is self._growing:
             self._growing = None
@@ -346,7 +350,7 @@ class Keeper:
             held = resident_bytes(kept.pid) if most else 0
             if held > most:
                 self._kill(kept, f"it held {held / 2**30:.2f} GiB of memory; its limit is {most / 2**30:.2f} GiB")
-        for template in list(self._templates):
+        for template in [*self._templates, *([self._growing] if self._growing else [])]:
             if not template.ready and time.monotonic() - template.began > _TEMPLATE_LIMIT_S:
                 self._lose(template, f"it did not start within {_TEMPLATE_LIMIT_S:.0f} s")
                 self._serve()

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ _HIP_DEVICES = ("/dev/kfd", "/dev/dri")
 _CUDA_NOT_INITIALISED = 3
 _HIGH_DESCRIPTOR = 500
 _MOST_PAGES = 4096
+_LONGEST_REASON = 500
 _placement: list[Any] = []
 
 
@@ -66,12 +67,15 @@ def main(arguments: Sequence[str]) -> None:
     """``template SOCKET KEEPER [MODULE[:FUNCTION] ...]``: import the modules, call the functions, fork on request."""
     keeper = socket.socket(fileno=int(arguments[0]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with _nvml_left_alone():
+    try:
         for wanted in arguments[2:]:
             name, _, function = wanted.partition(":")
             module = importlib.import_module(name)
             if function:
                 getattr(module, function)()
+    except Exception as fault:  # a library's import may raise anything
+        send(keeper, {"unsound": f"{wanted}: {type(fault).__name__}: {fault}"[:_LONGEST_REASON]}, [])
+        return
     gc.collect()
     gc.freeze()  # modules stay loaded, and a collection in a child must not copy their pages
     if os.fork() == 0:
@@ -85,27 +89,6 @@ def main(arguments: Sequence[str]) -> None:
             return
         pid = _fork(keeper, message, *descriptors)
         send(keeper, {"forked": pid}, [])
-
-
-@contextlib.contextmanager
-def _nvml_left_alone() -> Iterator[None]:
-    """A context in which torch tells by the device's node whether there is a GPU of NVIDIA's.
-
-    Modules ask when they are imported, such as two of Inductor's, and all of Liger's. By default torch asks CUDA, and
-    else NVML, which starts a thread.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None or torch.version.hip:
-        yield
-        return
-    from ...device import has_nvidia_driver
-
-    asks = torch.cuda.is_available
-    torch.cuda.is_available = has_nvidia_driver
-    try:
-        yield
-    finally:
-        torch.cuda.is_available = asks
 
 
 def _fork(keeper: socket.socket, message: dict[str, Any], channel: int, log: int) -> int:

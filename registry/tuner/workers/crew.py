@@ -110,12 +110,13 @@ class Crew:
     def run_blocks(self, jobs: Sequence[BlockJob | VerificationJob]) -> list[JobAnswer]:
         """Run blocks and verifications on the present workers; answers in the jobs' order. A crash costs a job.
 
-        Jobs that follow each other and have something in common meet one worker, see ``Stretches``.
+        Verifications that follow each other have something in common and meet one worker; blocks are dealt out.
         """
         self._let_compilers_end()
         began = time.monotonic()
         numbered = [replace(job, id=self.next_job()) for job in jobs]
-        self._queued.put(numbered)
+        add = self._queued.deal if all(isinstance(job, BlockJob) for job in numbered) else self._queued.put
+        add(numbered)
         answers = [self.end_block(job.id) for job in numbered]
         at_work = sum(answer.seconds for answer in answers)
         self.blocks.append((round(time.monotonic() - began, 3), round(at_work, 3)))

@@ -29,7 +29,8 @@ _TRITON = "registry.backends.triton"
 _OPTIONAL = ("triton", "triton.compiler", _TRITON)
 
 
-_OF_BACKENDS = ("torch.", "registry.")
+_INDUCTOR, _BEFORE_INDUCTOR = "torch._inductor.", "registry.backends.inductor.warm:import_without_a_look"
+_OF_BACKENDS = (_INDUCTOR, "registry.")
 
 
 def preloads_of(plans: Iterable[ProblemPlan]) -> list[tuple[str, ...]]:
@@ -37,8 +38,9 @@ def preloads_of(plans: Iterable[ProblemPlan]) -> list[tuple[str, ...]]:
 
     What backends want comes first: what libraries import may start threads, as pyarrow does, and then serves nobody.
     """
-    wanted = dict.fromkeys(choice.implementation.preloads for plan in plans for choice in plan.supported)
-    return sorted(filter(None, wanted), key=lambda entries: not entries[0].startswith(_OF_BACKENDS))
+    wanted = dict.fromkeys(tuple(choice.implementation.preloads) for plan in plans for choice in plan.supported)
+    kinds = sorted(filter(None, wanted), key=lambda entries: not entries[0].startswith(_OF_BACKENDS))
+    return [(_BEFORE_INDUCTOR, *entries) if entries[0].startswith(_INDUCTOR) else entries for entries in kinds]
 
 
 def warm(plans: Iterable[ProblemPlan]) -> None:

@@ -10,20 +10,24 @@ _Job = TypeVar("_Job")
 
 
 class Stretches(Generic[_Job]):
-    """Jobs in an order in which neighbours have inputs, references and probes in common, for ``places`` workers.
+    """Jobs for ``places`` workers, each of which has a part of them, and takes these one after another.
 
-    Each takes the jobs of its own stretch, one after another, so that it need not make what another one has made. One
-    that has none left takes over the last job of the longest stretch.
+    A worker that has none left takes over the last job of the longest part.
     """
 
     def __init__(self, places: int) -> None:
         self._parts: list[collections.deque[_Job]] = [collections.deque() for _ in range(places)]
 
     def put(self, jobs: Sequence[_Job]) -> None:
-        """Add jobs, of which each worker gets a stretch of the same length."""
+        """Add jobs whose neighbours have inputs, references and probes in common: each worker gets a stretch."""
         count = len(self._parts)
         for place, part in enumerate(self._parts):
             part.extend(jobs[place * len(jobs) // count : (place + 1) * len(jobs) // count])
+
+    def deal(self, jobs: Sequence[_Job]) -> None:
+        """Add jobs that have nothing in common, the longest first: they are dealt out one by one."""
+        for place, part in enumerate(self._parts):
+            part.extend(jobs[place :: len(self._parts)])
 
     def put_back(self, job: _Job) -> None:
         """Add a job that a worker has left undone."""

@@ -24,6 +24,7 @@ def test_only_what_a_candidate_needs_is_wanted(implementation: str, wanted: bool
     assert plans[0].supported
     entries = [entry for entries in preloads_of(plans) for entry in entries]
     assert ("registry.backends.inductor.warm:warm" in entries) is wanted
+    assert ("registry.backends.inductor.warm:import_without_a_look" in entries[:1]) is wanted
     assert not any("build_utilities" in entry for entry in entries)  # which runs no candidate on a CPU
 
 

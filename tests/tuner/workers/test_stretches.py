@@ -16,6 +16,14 @@ def test_each_takes_neighbours() -> None:
     assert taken(stretches, 0, 1) == [None, None]
 
 
+def test_what_is_dealt_longest_first_ends_at_about_the_same_time() -> None:
+    stretches = Stretches[int](2)
+    stretches.deal([10, 9, 8, 1, 1, 1])
+    assert taken(stretches, 0, 1) == [10, 9]
+    assert taken(stretches, 1, 0, 1, 0) == [1, 8, 1, 1]
+    assert taken(stretches, 0, 1) == [None, None]
+
+
 def test_who_has_none_left_takes_over_the_last_of_the_longest() -> None:
     stretches = Stretches[int](3)
     stretches.put(range(9))
