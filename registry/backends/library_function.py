@@ -65,7 +65,7 @@ def implementation_of(  # noqa: PLR0913  (an option each)
     made = LibraryFunction(fn, library, unsupported, preference)
     made.op, made.name, made.any_size, made.returns_outputs = op, name, any_size, not into
     made.deterministic, made.capturable = deterministic, capturable
-    vars(made)["preloads"] = tuple(preloads)
+    vars(made)["preloads"] = (preloads,) if isinstance(preloads, str) else tuple(preloads)
     vars(made)["device_types"] = frozenset({device_types} if isinstance(device_types, str) else device_types)
     return made
 

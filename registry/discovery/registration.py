@@ -75,6 +75,9 @@ def check_implementation_of(
     name = getattr(implementation, "name", None)
     if not isinstance(name, str) or not _NAME.match(name):
         raise InvalidDefinitionError(f"{where}: {shown}.name is {name!r}, expected plugin.variant, e.g. 'acme.row'")
+    if isinstance(implementation.preloads, str):
+        expected = f"expected a tuple, ({implementation.preloads!r},)"
+        raise InvalidDefinitionError(f"{where}: {shown}.preloads is a text, {expected}")
     if name in known:
         raise InvalidDefinitionError(
             f"{where}: the name {name!r} is taken by {known[name]!r}; the later one is refused"

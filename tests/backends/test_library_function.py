@@ -199,8 +199,9 @@ def test_a_hook_returns_it(tmp_path: Path) -> None:
     assert [one.name for one in catalog.implementations("square")] == ["acme.torch"]
 
 
-def test_what_its_library_imports_for_seconds_is_wanted_before_processes_are_forked() -> None:
+@pytest.mark.parametrize("preloads", [["colorsys"], "colorsys"])
+def test_what_its_library_imports_for_seconds_is_wanted_before_processes_are_forked(preloads: Any) -> None:
     catalog = Catalog(entry_points=())
-    catalog.register(implementation_of("square", "mine.torch", "torch:square", preloads=["colorsys"]))
+    catalog.register(implementation_of("square", "mine.torch", "torch:square", preloads=preloads))
     plans = plan([problem()], catalog, CPU, ["mine.torch"])
     assert preloads_of(plans) == [("colorsys",)]

@@ -169,6 +169,10 @@ def breaks():
         ("Made('square', 'good.three')", "Made.op is 'square'"),
         ("Made('softmax', 'three')", "Made.name is 'three', expected plugin.variant"),
         ("Made('softmax', 'good.one')", "the name 'good.one' is taken"),
+        (
+            "type('Wants', (Made,), {'preloads': 'numba'})('softmax', 'good.three')",
+            r"Wants.preloads is a text, expected a tuple, \('numba',\)",
+        ),
         ("Made('softmax', 'registry.contracts')", None),
     ],
 )

@@ -73,7 +73,9 @@ def test_who_can_run_is_found_for_the_dimensions_that_decide_it(
 
 
 def test_a_view_of_another_layout_is_asked_about_at_every_size(dispatcher: Dispatcher, told: Any, publish: Any) -> None:
-    refuses = lambda problem: [] if problem.traits["contiguous"] else ["not contiguous"]  # noqa: E731
+    def refuses(problem: Problem) -> list[str]:
+        return [] if problem.traits["contiguous"] else ["not contiguous"]
+
     dispatcher.register(told("a.tuned", unsupported=refuses))
     publish({"rows": 8, "cols": 16, "dtype": "float32"}, "a.tuned", {"block": 2})
     first_choice = FirstChoice(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
