@@ -123,9 +123,14 @@ class _Part:
         if len(names) != len(self._names) or not _all(_map(_is, names, self._names)):
             return False
         try:
-            return _all(_map(_is, self._values(now), self._were)) and not any(map(self._hides, self._may_hide))
+            return _all(_map(_is, self._values(now), self._were)) and not self.hides_a_name
         except KeyError:
             return False
+
+    @property
+    def hides_a_name(self) -> bool:
+        """Whether a name that was added, and hid nothing at the last look, hides one by now."""
+        return any(map(self._hides, self._may_hide))
 
     def restore(self) -> Iterator[Replaced]:
         """Undo replacements; yields each."""
@@ -179,7 +184,8 @@ class Integrity:
         """Undo every replacement since construction; returns the replacements."""
         # told before the parts are looked at: a write in the meantime is found at the next call
         written = [self._parts[place] for place in self._writes.since_the_last_look()]
-        suspects = dict.fromkeys((*written, *self._unsettled, *self._contracts))
+        hiding = (part for part in self._unsettled if part.hides_a_name)
+        suspects = dict.fromkeys((*written, *hiding, *self._contracts))
         found = [replaced for part in suspects if not part.is_as_it_was for replaced in part.restore()]
         if written:
             self._unsettled = [part for part in self._parts if not part.is_settled]
