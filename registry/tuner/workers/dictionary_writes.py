@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import zip_longest
 from types import ModuleType
 from typing import Any
@@ -64,36 +65,27 @@ def _number_of(dictionary: dict[str, Any]) -> memoryview:
 
 
 def _every_write_tells() -> bool:
-    """Whether each kind of write to a module and a class changes the number of its dictionary, and a look does not."""
-    module, kind = ModuleType("written"), type("Written", (), {})
-    return all(_tells(place) for place in (module, kind)) and _tells_of_methods(dictionary_of(module))
-
-
-def _tells(place: ModuleType | type) -> bool:
-    dictionary = dictionary_of(place)
-    number = _number_of(dictionary)
-    seen = [bytes(number)]
-    for value in (min, max):
-        place.part = value  # type: ignore[union-attr]
-        seen.append(bytes(number))
-    del place.part  # type: ignore[union-attr]
-    seen.append(bytes(number))
-    getattr(place, "part", None), len(dictionary), tuple(dictionary)
-    return len(set(seen)) == len(seen) and seen[-1] == bytes(number)
-
-
-def _tells_of_methods(dictionary: dict[str, Any]) -> bool:
-    number = _number_of(dictionary)
-    seen = [bytes(number)]
+    """Whether each kind of write to a module, a class and a dictionary changes its number."""
+    for place in (ModuleType("written"), type("Written", (), {})):
+        sets = (partial(setattr, place, "part", value) for value in (min, max))
+        if not _each_tells((*sets, partial(delattr, place, "part")), dictionary_of(place)):
+            return False
+    names: dict[str, Any] = {}
     writes = (
-        lambda: dictionary.__setitem__("part", min),
-        lambda: dictionary.update(part=max),
-        lambda: dictionary.pop("part"),
-        lambda: dictionary.setdefault("part", min),
-        lambda: dictionary.__ior__({"part": max}),
-        dictionary.popitem,
-        dictionary.clear,
+        partial(names.__setitem__, "part", min),
+        partial(names.update, part=max),
+        partial(names.pop, "part"),
+        partial(names.setdefault, "part", min),
+        names.popitem,
+        partial(names.__ior__, {"part": max}),
+        names.clear,
     )
+    return _each_tells(writes, names)
+
+
+def _each_tells(writes: Iterable[Callable[[], object]], dictionary: dict[str, Any]) -> bool:
+    number = _number_of(dictionary)
+    seen = [bytes(number)]
     for write in writes:
         write()
         seen.append(bytes(number))
