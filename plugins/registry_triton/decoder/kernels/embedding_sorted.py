@@ -69,10 +69,10 @@ def sum_entries(
     padding = tl.where(padding_idx < 0, padding_idx + VOCABULARY, padding_idx)
     last = tl.minimum(entries + ENTRIES, VOCABULARY)
     if tl.load(first + entries) == tl.load(first + last):
-        entry = entries + tl.arange(0, ENTRIES)
-        place = grad_weight + entry.to(tl.int64)[:, None] * COLS + col[None, :]
-        mask = (entry < last)[:, None] & (col < COLS)[None, :]
-        tl.store(place, tl.zeros([ENTRIES, BLOCK], grad_weight.dtype.element_ty), mask=mask)
+        empty = entries + tl.arange(0, ENTRIES)
+        zeros = grad_weight + empty.to(tl.int64)[:, None] * COLS + col[None, :]
+        mask = (empty < last)[:, None] & (col < COLS)[None, :]
+        tl.store(zeros, tl.zeros([ENTRIES, BLOCK], grad_weight.dtype.element_ty), mask=mask)
     else:
         for entry in range(entries, last):
             begin = tl.load(first + entry)
