@@ -101,10 +101,9 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         for asked in session.config.args:
             rewrite_a_share(session.config, Path(asked), share, worker["workercount"])
     if os.environ.get("TRITON_INTERPRET") == "1":
-        from .interpreting import remember_builtins, replace_once
+        from .interpreting import make_quicker
 
-        remember_builtins()
-        replace_once()
+        make_quicker()
     gc.disable()
     try:
         return (yield)

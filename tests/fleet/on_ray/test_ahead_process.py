@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,11 @@ def variant_of(
     return found
 
 
+def _forked(*words: Any, fresh: bool, **limits: Any) -> Child:
+    assert fresh
+    return Child(*words, **limits)
+
+
 @pytest.fixture(scope="module")
 def forked() -> Iterator[None]:
     """Processes are forked from a template that has imported torch's compiler: executed, each takes 7 s of a core.
@@ -54,7 +60,7 @@ def forked() -> Iterator[None]:
     That for a GPU which is not here is executed, as all are without this.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ahead_process, "Child", lambda *words, fresh, **limits: Child(*words, **limits))
+        patch.setattr(ahead_process, "Child", _forked)
         spawning.warm("registry.backends.inductor.warm:import_without_a_look", *InductorImplementation.preloads)
         yield
 
