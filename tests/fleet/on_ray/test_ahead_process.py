@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from registry.backends.inductor import InductorImplementation
+from registry.backends.inductor.artifact import HEADERS
 from registry.backends.inductor.conditions import GpuProperties, conditions, differing
 from registry.device import Device
 from registry.discovery.catalog import Catalog
@@ -20,6 +21,7 @@ from registry.fleet.on_ray.ahead_process import AheadFiles, AheadProcess
 from registry.fleet.on_ray.artifact_files import digest_of, install
 from registry.fleet.on_ray.compiling_ahead import AheadVariant, key_of, variants_ahead
 from registry.fleet.on_ray.described_device import DescribedDevice
+from registry.paths import cache_folder
 from registry.problem import Problem
 from registry.tuner.limits import Budget, Limits
 from registry.tuner.options import TuneOptions
@@ -84,8 +86,8 @@ def installed(files: Mapping[str, bytes], folder: Path, monkeypatch: pytest.Monk
 
 
 def compiled_files(cache: Path) -> dict[Path, int]:
-    """The artifacts and libraries in a cache, with the times at which they were written."""
-    return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.suffix in {".bin", ".so"}}
+    """The artifacts, libraries and headers in a cache, with the times at which they were written."""
+    return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.suffix in {".bin", ".so", ".gch"}}
 
 
 def test_a_gpu_that_is_not_here_is_compiled_for(
@@ -107,6 +109,7 @@ def test_a_variant_for_the_cpu_runs_right_in_a_worker_that_compiles_nothing(
 ) -> None:
     made = compiled(on_cpu, catalog, CPU)
     assert not made.fault
+    assert list(cache_folder("torchinductor", HEADERS).glob("*.gch")), "precompiled once for all processes of the user"
     assert [Path(path).suffix for path in made.files][-1] == ".bin"
     cache = installed(made.files, tmp_path / "other", monkeypatch)
     before = compiled_files(cache)
