@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ...paths import INDUCTOR_CACHE, compiler_caches
+from ...paths import compiler_caches
 from ...problem import TensorSpec
 
 MODULES = (
@@ -31,9 +31,6 @@ MODULES = (
     "torch._higher_order_ops.triton_kernel_wrap",
 )
 """What compiling and loading import, which takes seconds; importing them opens no device and starts no thread."""
-
-HEADERS = "precompiled_headers"
-"""The folder of Inductor's cache that holds the header of torch's that it precompiles."""
 
 Compiled = Callable[..., Any]
 """Takes the tensors, returns the output or a sequence of outputs."""
@@ -79,7 +76,7 @@ def compile_to_file(function: Compiled, tensors: Sequence[TensorSpec], threads: 
 
 def load_file(file: Path) -> Compiled:
     """The function that ``compile_to_file`` saved. Raises any exception if another version of torch saved it."""
-    with PATCHING, quiet(), own_caches(), _without_headers():
+    with PATCHING, quiet(), own_caches():
         loaded: Compiled = _inductor().CompiledArtifact.load(path=str(file), format="binary")
     return loaded
 
@@ -92,39 +89,19 @@ def _inductor() -> Any:
 def own_caches() -> Iterator[None]:
     """A context in which Inductor and Triton cache in this package's folders, which all processes of the user share.
 
-    So does the header of torch's that Inductor precompiles for C++, in 6 s of a core: torch keeps it in the folder of
-    temporary files, which a run's children have for themselves. The caller must hold ``PATCHING``.
+    The caller must hold ``PATCHING``.
     """
     own = compiler_caches()
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)
-    headers = Path(os.environ[INDUCTOR_CACHE], HEADERS)
     try:
-        with _replaced(_HEADER_DIR=str(headers), _HEADER_LOCK_DIR=str(headers / "locks")):
-            yield
+        yield
     finally:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _without_headers() -> contextlib.AbstractContextManager[None]:
-    """A context in which no header is precompiled: to look for it takes 0.5 s, also for a kernel that is compiled."""
-    return _replaced(_precompile_header=lambda *_, **__: None)
-
-
-@contextlib.contextmanager
-def _replaced(**private: object) -> Iterator[None]:
-    """A context in which private names of the module that caches Inductor's code are others, where torch has them."""
-    module = importlib.import_module("torch._inductor.codecache")
-    before = {name: getattr(module, name) for name in private if hasattr(module, name)}
-    vars(module).update({name: private[name] for name in before})
-    try:
-        yield
-    finally:
-        vars(module).update(before)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ...artifact import Target
-from ...backends.inductor.artifact import HEADERS
 from ...backends.inductor.conditions import GpuProperties
+from ...backends.inductor.headers import HEADERS
 from ...paths import cache_folder
 from ...tuner.jobs import CompileJob, to_json
 from ...tuner.limits import Limits

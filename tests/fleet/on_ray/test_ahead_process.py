@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from registry.backends.inductor import InductorImplementation
-from registry.backends.inductor.artifact import HEADERS
 from registry.backends.inductor.conditions import GpuProperties, conditions, differing
+from registry.backends.inductor.headers import HEADERS
 from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.fleet.on_ray import ahead_process
