@@ -83,6 +83,9 @@ def getter(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...
     return itemgetter(*names) if len(names) > 1 else itemgetter(names[0], names[0])
 
 
+_new = object.__new__
+
+
 @dataclass(frozen=True, eq=False, init=False)
 class Problem:
     """One op at one shape, dtype and set of attributes: the unit that is tuned and stored.
@@ -104,12 +107,13 @@ class Problem:
         if "misaligned" in dims:
             del own["misaligned"]
 
-    @classmethod
-    def of_call(cls, op: str, dims: dict[str, Value], traits: Traits) -> Problem:
-        """The problem with these dimensions, which must not change any more; made without ``__init__``, for speed."""
-        if "misaligned" in dims:
-            return cls(op, dims, traits)
-        made = object.__new__(cls)
+    @staticmethod
+    def of_call(op: str, dims: dict[str, Value], traits: Traits) -> Problem:
+        """The problem with these dimensions, which must not change any more; made without ``__init__``, for speed.
+
+        No dimension is named ``misaligned``.
+        """
+        made: Problem = _new(Problem)
         own = made.__dict__
         own.update(dims)
         own["op"] = op

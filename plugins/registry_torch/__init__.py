@@ -407,10 +407,11 @@ def embedding_implementations() -> Iterable[Implementation]:
 
 @implements("embedding_backward")
 def embedding_backward_implementations() -> Iterable[Implementation]:
-    """``index_add_`` in float32, and Inductor's."""
+    """``index_add_`` in float32, torch's own gradient of an embedding, and Inductor's."""
     from .decoder.embedding import CompiledEmbeddingBackward, EmbeddingBackward
+    from .decoder.embedding_dense import DenseEmbeddingBackward
 
-    return [EmbeddingBackward(), CompiledEmbeddingBackward()]
+    return [EmbeddingBackward(), DenseEmbeddingBackward(), CompiledEmbeddingBackward()]
 
 
 @implements("topk_softmax")

@@ -287,8 +287,9 @@ def embedding_implementations() -> Sequence[registry.Implementation]:
 @registry.implements("embedding_backward")
 def embedding_backward_implementations() -> Sequence[registry.Implementation]:
     from .decoder.embedding import EntriesEmbeddingBackward
+    from .decoder.embedding_sorted import SortedEmbeddingBackward
 
-    return [EntriesEmbeddingBackward()]
+    return [SortedEmbeddingBackward(), EntriesEmbeddingBackward()]
 
 
 @registry.implements("topk_softmax")

@@ -265,7 +265,7 @@ class Arguments:
     def tensor(self, name: str) -> TensorSpec:
         """The spec of a tensor that must be there."""
         value = self.all.get(name)
-        return value if isinstance(value, TensorSpec) else self._of_kind(name, TensorSpec, "a tensor")
+        return value if type(value) is TensorSpec else self._of_kind(name, TensorSpec, "a tensor")
 
     def optional_tensor(self, name: str) -> TensorSpec | None:
         """The spec of a tensor that may be None."""

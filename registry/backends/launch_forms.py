@@ -58,13 +58,14 @@ class Forms(Generic[_Form]):
         self,
         key: Hashable,
         launches: tuple[Launch, ...],
+        make_launches: Callable[..., tuple[Launch, ...]] | None = None,
         make_twin: Callable[..., Run] | None = None,
         given: tuple[Any, ...] = (),
     ) -> WrittenRun | None:
-        """A run of launches by the form of that key; None without one. ``make_twin(*given)`` makes its twin."""
+        """A run of launches by the form of that key, with the other parameters of ``WrittenRun``; None without one."""
         form = self.get(key)
         numbers = None if form is None else form.numbers(launches)
-        return None if form is None or numbers is None else WrittenRun(form, numbers, launches, make_twin, given)
+        return None if form is None or numbers is None else WrittenRun(form, numbers, make_launches, make_twin, given)
 
     def put(self, key: Hashable, form: _Form) -> None:
         try:

@@ -77,7 +77,7 @@ class WrittenForm(ABC):
         """The run of the launches that the form was made of."""
         numbers = self.numbers(launches)
         assert numbers is not None
-        return WrittenRun(self, numbers, launches, make_twin)
+        return WrittenRun(self, numbers, lambda: launches, make_twin)
 
     @abstractmethod
     def lines(self, operands: Operands) -> list[str]:
@@ -100,22 +100,29 @@ def no_memory() -> NoReturn:
 class WrittenRun:
     """A run by the text of its form, compiled to a function when it is first called.
 
-    ``launches`` are the bound launches; ``make_twin(*given)`` makes the run for tensors that are not aligned.
+    ``make_launches(*given)`` returns the bound launches, which few runs need again and which would take a fifth of the
+    memory of a new size. ``make_twin(*given)`` makes the run for tensors that are not aligned.
     """
 
     def __init__(
         self,
         form: WrittenForm,
         numbers: tuple[Any, ...],
-        launches: tuple[Launch, ...] = (),
+        make_launches: Callable[..., tuple[Launch, ...]] | None = None,
         make_twin: Callable[..., Run] | None = None,
         given: tuple[Any, ...] = (),
     ) -> None:
         self.form = form
         self.numbers = numbers
-        self.launches = launches
+        self._make_launches = make_launches
         self._make_twin = make_twin
         self._given = given
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The bound launches."""
+        assert self._make_launches is not None
+        return self._make_launches(*self._given)
 
     def __call__(self, outputs: Any, arguments: Any, scratch: Any) -> None:
         self.function(outputs, arguments, scratch)

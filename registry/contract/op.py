@@ -322,6 +322,7 @@ class Op:
         op, problem, view, distributions = self.name, self.problem, self.view, self.distributions
         usual = {name: texts[0] for name, texts in distributions.items()}
         check_choices = self._check_choices if self.choices else None
+        made = Problem.of_call if "misaligned" not in self.static | self.dynamic else Problem
 
         def pose(arguments: Arguments) -> Problem:
             posed = problem(arguments)
@@ -330,8 +331,9 @@ class Op:
                 dims.update(usual)
             if check_choices is not None:
                 check_choices(dims)
-            whole = view is None or view(arguments) is arguments
-            return Problem.of_call(op, dims, traits(arguments, told) if whole else self._traits(arguments, told))
+            if view is None or view(arguments) is arguments:
+                return made(op, dims, traits(arguments, told))
+            return made(op, dims, self._traits(arguments, told))
 
         return pose
 

@@ -34,9 +34,7 @@ def softmax_problem(arguments: Arguments, name: str = "x") -> Mapping[str, Value
     x = float_tensor(arguments, name)
     dim = normalised_dim(arguments.op, arguments.integer("dim"), x, name)
     shape = x.shape or (1,)
-    rows = math.prod(shape[:dim])
-    if dim + 1 < len(shape):
-        rows *= math.prod(shape[dim + 1 :])
+    rows = shape[1 - dim] if len(shape) == 2 else math.prod((*shape[:dim], *shape[dim + 1 :]))
     return {"rows": rows, "cols": shape[dim], "dtype": dtype_name(x.dtype)}
 
 

@@ -174,10 +174,10 @@ class Miss:
         member = families.member(values, table)
         if member is None:
             return None
-        run, resolved, shape, free, family = member
+        run, resolved, make_check, checked, shape, free, family = member
         try:
             outputs = self.profiles.run(resolved, run, *values) if profiler._is_profiler_enabled else run(*values)
-            if resolved.checked:
+            if checked:
                 resolved.check(outputs, values)
         except Exception as fault:
             if not self._put_aside(resolved, fault, None, generations[1]):
@@ -189,8 +189,7 @@ class Miss:
         if self._watch.misses.active:
             self._note(resolved)
         answer = family.grad, run, hit, resolved
-        conditions = resolved.conditions
-        self.entries.add_like(table, generations[0], shape, values, free, answer, conditions, family.distinct)
+        self.entries.add_like(table, generations[0], shape, values, free, answer, make_check)
         return (outputs,)
 
     def _add_family(self, asked: Asked, resolved: Resolved) -> None:

@@ -30,7 +30,7 @@ from .resolve.situation import moved_along, runs_verified_code
 from .shared_memory import is_apart
 from .torch_side.gradients import CallGradients
 from .torch_side.states import counting_writes
-from .torch_side.torch_private import stream_capturing
+from .torch_side.torch_private import TorchCheck, stream_capturing
 
 MOST_FAMILIES = 32
 """The most families per op; they differ in dtypes, devices, attributes and in which optional tensors are given."""
@@ -49,13 +49,12 @@ class CallFamily:
     """
 
     __slots__ = (
-        "aligned",
         "device",
-        "distinct",
         "first_choice",
         "free",
         "grad",
         "gradient",
+        "narrow",
         "on_gpu",
         "plain",
         "plans",
@@ -63,16 +62,21 @@ class CallFamily:
         "row_major",
         "specs",
         "strided",
+        "usual",
     )
 
-    def __init__(self, op: Op, guard: FamilyGuard, device: Device, arguments: Arguments) -> None:
+    def __init__(self, op: Op, guard: FamilyGuard, device: Device, arguments: Arguments, entries: EntryMaker) -> None:
         gradient = arguments.gradient
         self.specs = guard.specs
         self.plain = not (op.parsed.mutates or gradient)
         self.on_gpu = device.type == "cuda"
         self.row_major = guard.row_major
-        self.distinct = guard.distinct
-        self.aligned = guard.aligned
+        usual = () if guard.aligned else (AlignedLike.of(arguments),)
+        distinct = len(guard.forms) if guard.distinct else 0
+        self.usual, self.narrow = (
+            (conditions, entries.check_maker(conditions, distinct)) for conditions in (usual, usual or _ALIGNED)
+        )
+        """The conditions of an entry and the maker of its guard; ``narrow``: for plans that need aligned tensors."""
         self.strided = guard.strided
         self.pose = op.posing_in_family(
             OrdinaryTraits if guard.aligned and guard.row_major else FamilyTraits, op.told(arguments)
@@ -87,9 +91,15 @@ class CallFamily:
         """The names of the attributes that the latest answer depends on, and placeholders for all others."""
 
 
-Member = tuple[Callable[..., Any], Resolved, Hashable, Sequence[FreeValue], CallFamily]
-"""The answer to a call of a family: its run and Resolved, and for the table entry the shape by which it is found, the
-placeholders for attributes, and the family."""
+CheckMaker = Callable[..., TorchCheck]
+"""``make(*tensors)``: the guard of a table entry, see ``EntryMaker.check_maker``."""
+
+Answer = tuple[Callable[..., Any], Resolved, CheckMaker, bool]
+"""A plan's function, its Resolved, the maker of its entry's guard, and whether the outputs are to be checked."""
+
+Member = tuple[Callable[..., Any], Resolved, CheckMaker, bool, Hashable, Sequence[FreeValue], CallFamily]
+"""The answer to a call of a family, and for the table entry the shape by which it is found, the placeholders for
+attributes, and the family."""
 
 
 class Families:
@@ -119,7 +129,7 @@ class Families:
         guard = family_of(self._schema, values, gradient)
         if guard is None:
             return
-        known = (CallFamily(self._op, guard, device, arguments), *self.known)
+        known = (CallFamily(self._op, guard, device, arguments, self._entries), *self.known)
         oldest = {id(family) for family in [one for one in known if one.strided][_MOST_STRIDED:]}
         self.known = tuple([family for family in known if id(family) not in oldest])[:MOST_FAMILIES]
 
@@ -142,22 +152,26 @@ class Families:
                 return None
             shape = arguments.all[self._key].shape if self._key else self._shape(values)  # type: ignore[union-attr]
             entries = table.now.shapes.get(shape)
-            resolved = None if entries is None else _answer_in(entries, arguments)
-            if resolved is None:
-                resolved = self._resized(family, arguments)
-                if resolved is None:
+            known = None if entries is None else _answer_in(entries, arguments)
+            if known is None:
+                answer = self._resized(family, arguments)
+                if answer is None:
                     return None
-            elif resolved.plan is not None:
-                arguments = resolved.plan.signature.arguments
+                run, resolved, make_check, checked = answer
+            else:
+                run, resolved, checked = known.run, known, known.checked
+                make_check = self._entries.check_maker(known.conditions)
+                arguments = known.arguments or arguments
             read, free = family.free
             if arguments.seen != read:
                 read = arguments.read
                 free = self._entries.free(values, read | self._op.fake_reads)
                 family.free = read, free
-            run = resolved.run if family.plain else self._as_operation(resolved.run, family)
+            if not family.plain:
+                run = self._as_operation(run, family)
         except Exception:  # the miss meets the fault again, and handles it
             return None
-        return run, resolved, shape, free, family
+        return run, resolved, make_check, checked, shape, free, family
 
     def _as_operation(self, run: Callable[..., Any], family: CallFamily) -> Callable[..., Any]:
         """``run`` with torch's version counters and gradient."""
@@ -165,7 +179,7 @@ class Families:
             run = counting_writes(run, self._schema)
         return self._gradients.recording(run) if family.gradient else run
 
-    def _resized(self, family: CallFamily, arguments: Arguments) -> Resolved | None:
+    def _resized(self, family: CallFamily, arguments: Arguments) -> Answer | None:
         problem = family.pose(arguments)
         first_choice = family.first_choice
         if first_choice is None:
@@ -182,8 +196,9 @@ class Families:
         resized = None if like is None else like.at(problem, arguments)
         if resized is None and (resized := self._bound(family, candidate, problem, arguments)) is None:
             return None
-        conditions = (_ALIGNED if found.narrow else ()) if family.aligned else (AlignedLike.of(arguments),)
-        return ResizedAnswer.of(found, problem, resized, conditions, candidate.implementation.returns_outputs)
+        conditions, make_check = family.narrow if found.narrow else family.usual
+        answer = ResizedAnswer.of(found, conditions, problem, arguments, resized)
+        return resized[0], answer, make_check, candidate.implementation.returns_outputs
 
     def _bound(
         self, family: CallFamily, candidate: Candidate, problem: Problem, arguments: Arguments
@@ -202,7 +217,7 @@ class Families:
             family.plans.clear()
         # the plan holds the candidate, so that its id stays unique
         family.plans[id(candidate)] = Resizing(plan, device, runs, row_major=family.row_major)
-        return plan.call, lambda: plan, ()
+        return plan.call, lambda *_: plan, None, None
 
 
 def _answer_in(entries: Iterable[Unpacked], arguments: Arguments) -> Resolved | None:
@@ -212,10 +227,7 @@ def _answer_in(entries: Iterable[Unpacked], arguments: Arguments) -> Resolved | 
 
 def _answers(known: Resolved, arguments: Arguments) -> bool:
     """True if ``known`` was resolved for a call of these arguments, with no condition but alignment."""
-    plan = known.plan
-    if plan is None or known.makeshift:
+    own = known.arguments
+    if own is None or own.all != arguments.all or own.gradient is not arguments.gradient or known.makeshift:
         return False
-    if not all(condition is aligned or isinstance(condition, AlignedLike) for condition in known.conditions):
-        return False
-    own = plan.signature.arguments
-    return own.gradient is arguments.gradient and own.all == arguments.all
+    return all(condition is aligned or isinstance(condition, AlignedLike) for condition in known.conditions)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from .decide.judge import MOST_BLOCKS, ROUNDS
+from .decide.judge import BLOCKS, MOST_BLOCKS, ROUNDS
 from .search.findings import Findings
 from .search.state import SearchState
 
@@ -58,9 +58,12 @@ class TimeLeft:
         self._finals_s += time.monotonic() - self._batch_began
 
     def out_of_time(self, over: Sequence[SearchState], active: Sequence[SearchState]) -> bool:
-        """Whether the searches must end now, so that the finals of what was searched fit into the time limit."""
+        """Whether the searches must end now, so that the finals of what was searched fit into the time limit.
+
+        Finals for which time is short end after three blocks.
+        """
         if self._limit_s is not None and not self.timed_out:
-            needed = finals_seconds([search.findings for search in (*over, *active)], self._devices)
+            needed = finals_seconds([search.findings for search in (*over, *active)], self._devices, BLOCKS)
             self.timed_out = time.monotonic() - self._began + needed >= self._limit_s
         return self.timed_out
 
@@ -112,16 +115,15 @@ class TimeLeft:
         return max(0.0, min(seconds, self._limit_s - (time.monotonic() - self._began)))
 
 
-def finals_seconds(searched: Sequence[Findings], devices: int = 1) -> float:
-    """Roughly the seconds that the finals of these problems take on ``devices`` devices, at the most blocks."""
+def finals_seconds(searched: Sequence[Findings], devices: int = 1, blocks: int = MOST_BLOCKS) -> float:
+    """Roughly the seconds that so many blocks of finals of these problems take on ``devices`` devices."""
     right = [(findings, us) for findings in searched if (us := findings.best_us) is not None]
     if not right:
         return 0.0
     rounds_s = sum(
-        min(findings.seconds, MOST_BLOCKS * ROUNDS * _ENTRANTS * max(us, _SAMPLE_US) / 1e6) for findings, us in right
+        min(findings.seconds, blocks * ROUNDS * _ENTRANTS * max(us, _SAMPLE_US) / 1e6) for findings, us in right
     )
     looks_s = sum(
-        MOST_BLOCKS * (max(_SETUP_S, findings.setup_seconds(_ENTRANTS)) + _ENTRANTS * us / 1e6)
-        for findings, us in right
+        blocks * (max(_SETUP_S, findings.setup_seconds(_ENTRANTS)) + _ENTRANTS * us / 1e6) for findings, us in right
     )
-    return (rounds_s + looks_s) / min(devices, len(right)) + MOST_BLOCKS * _START_S
+    return (rounds_s + looks_s) / min(devices, len(right)) + blocks * _START_S

@@ -109,7 +109,7 @@ class TuningRun:
         self._left = TimeLeft(len(todo), budget.run_seconds, len(self._devices), budget.device_seconds)
         try:
             self._begin_noise(aa_job(todo, self._protocol))
-            batches = self._weights.batches(todo)
+            batches = self._weights.batches(todo, len(self._devices))
             for number, batch in enumerate(batches, 1):
                 if self._left.out_of_time((), ()):
                     break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -92,6 +93,25 @@ def test_an_int_that_grows_at_each_call_is_a_size_unless_binding_looked_at_it(ea
         x = torch.randn(8)
         torch.testing.assert_close(dispatcher.call("acme::shifted", x, position), x + position)
     assert shifted.bound == ([3, 4, 5] if early else [-1])
+
+
+def test_a_fake_is_asked_again_where_what_it_reads_has_changed() -> None:
+    asked: list[int] = []
+
+    def fake(x: torch.Tensor, _position: int) -> torch.Tensor:
+        asked.append(x.shape[0])
+        return torch.empty_like(x)
+
+    dispatcher = Dispatcher(Catalog(entry_points=()))
+    dispatcher.catalog.define(replace(SHIFTED, fake=fake))
+    dispatcher.register(Shifted(early=False))
+    for size, position in ((8, 2), (8, 3), (8, 4)):
+        dispatcher.call("acme::shifted", torch.randn(size), position)
+    asked.clear()
+    for size, position in ((8, 5), (8, 6), (7, 6), (7, 8), (8, 9)):
+        x = torch.randn(size)
+        torch.testing.assert_close(dispatcher.call("acme::shifted", x, position), x + position)
+    assert asked == [7, 8], "its position is read by nobody"
 
 
 def sums(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from registry.tuner import time_left
+from registry.tuner.decide.judge import BLOCKS
 from registry.tuner.time_left import TimeLeft, finals_seconds
 
 
@@ -97,7 +98,7 @@ def test_searches_end_in_time_for_their_finals(clock: Clock) -> None:
     left: Any = TimeLeft(4, 60.0)
     left.batch_begins()
     active = [Search(3, 8), Search(3, 8)]
-    needed = finals_seconds([search.findings for search in active])
+    needed = finals_seconds([search.findings for search in active], blocks=BLOCKS)
     clock.now += 59 - needed
     assert not left.out_of_time([], active)
     assert left.in_search([], active) <= 60
@@ -110,7 +111,7 @@ def test_searches_end_in_time_for_their_finals(clock: Clock) -> None:
 def test_finals_of_problems_whose_set_up_is_slow_begin_earlier(clock: Clock) -> None:
     usual, slow = finals_seconds([Found()] * 20), finals_seconds([Found(setup_s=0.2)] * 20)  # type: ignore[list-item]
     assert slow == pytest.approx(usual + 20 * 5 * (1.0 - 0.3))
-    left: Any = TimeLeft(20, usual + 30.0)
+    left: Any = TimeLeft(20, 3 / 5 * usual + 20.0)
     left.batch_begins()
     assert not left.out_of_time([], [Search(3, 8)] * 20)
     assert left.out_of_time([], [Search(3, 8, Found(setup_s=0.2))] * 20)

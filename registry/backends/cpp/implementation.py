@@ -101,7 +101,7 @@ class CppImplementation(Implementation):
         launches = self.launches(problem, config, device)
         # most sizes differ from ``like`` in numbers alone
         if type(like) is WrittenRun and (numbers := like.form.numbers(launches)) is not None:
-            return WrittenRun(like.form, numbers, launches)
+            return WrittenRun(like.form, numbers)
         return _FORMS.run(form_key(map(launch_key, launches), signature, 0), launches)
 
     def sources(self) -> Iterable[ModuleType | str]:

@@ -137,13 +137,16 @@ class CudaImplementation(Implementation):
         launches, aligned = self._launches(problem, config, device), problem.traits["aligned"]
         for launch in launches:
             _check_launch(self.name, launch, device)
-        make_twin, given = (self._twin, (problem, config, device, signature)) if aligned else (None, ())
+        # no bound method, which would be one more object for each new size
+        make_twin, given = (
+            (CudaImplementation._twin, (self, problem, config, device, signature)) if aligned else (None, ())
+        )
         # most sizes differ from ``like`` in extents and numbers alone
         if type(like) is WrittenRun and aligned is getattr(like.form, "guarded", None):
             numbers = like.form.numbers(launches)
             if numbers is not None:
-                return WrittenRun(like.form, numbers, launches, make_twin, given)
-        return _FORMS.run(_form_key(launches, signature, device, aligned), launches, make_twin, given)
+                return WrittenRun(like.form, numbers, None, make_twin, given)
+        return _FORMS.run(_form_key(launches, signature, device, aligned), launches, None, make_twin, given)
 
     def _twin(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run:
         """The run for tensors that are not aligned, made at its first call."""

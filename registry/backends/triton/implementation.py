@@ -122,14 +122,20 @@ class TritonImplementation(Implementation):
         if INTERPRETED:
             return None
         launches = self.launches(problem, config, device)
-        given = problem, config, device, signature
+        # no bound methods, which would be two more objects for each new size
+        make_launches, make_twin = TritonImplementation._launches_again, TritonImplementation._twin
+        given = self, problem, config, device, signature
         # most sizes differ from ``like`` in extents and numbers alone
         if type(like) is WrittenRun and (numbers := like.form.numbers(launches)) is not None:
-            return WrittenRun(like.form, numbers, launches, self._twin, given)
-        return _FORMS.run(_form_key(launches, signature, device), launches, self._twin, given)
+            return WrittenRun(like.form, numbers, make_launches, make_twin, given)
+        return _FORMS.run(_form_key(launches, signature, device), launches, make_launches, make_twin, given)
 
     def compiler_environment(self) -> Mapping[str, str]:
         return compiler_environment.triton()
+
+    def _launches_again(self, problem: Problem, config: Config, device: Device, _: Signature) -> tuple[Launch, ...]:
+        """The launches of a run, which does not keep them."""
+        return self.launches(problem, config, device)
 
     def _twin(self, problem: Problem, config: Config, device: Device, signature: Signature) -> Run:
         """The run whose kernels do not assume that tensors are aligned."""

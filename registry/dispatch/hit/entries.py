@@ -8,10 +8,10 @@ from typing import Any
 from torch import is_grad_enabled
 
 from ...arguments.schema import Schema
-from ..torch_side.torch_private import tensor_guard
+from ..torch_side.torch_private import TorchCheck
 from .call_parts import CallParts
 from .free_attributes import Free, free_like
-from .guards import Condition, matcher
+from .guards import Condition, matcher, quick_matcher
 from .table import Entry, Table
 
 
@@ -26,7 +26,6 @@ class EntryMaker:
         # with lists the index of a tensor is not known
         listed = any(one.kind == "Tensor[]" for one in schema.parameters)
         self._written = () if listed else tuple(place for place, one in enumerate(tensors) if one.mutated)
-        self._alone = len(self._written) < 2
 
     def known(self, table: Table, given: tuple[Any, ...]) -> Entry | None:
         """The entry of the table that answers a call with the values ``given``; None without one."""
@@ -72,7 +71,18 @@ class EntryMaker:
         if coerced:
             run = _coerced(run, coerced)
         grad = is_grad_enabled() if any(tensor.requires_grad for tensor in present) else None
-        self.add_like(table, generation, self.parts.shape(given), given, free, (grad, run, hit, resolved), conditions)
+        check = self.check_maker(conditions)
+        self.add_like(table, generation, self.parts.shape(given), given, free, (grad, run, hit, resolved), check)
+
+    def check_maker(self, conditions: Sequence[Condition], distinct: int = 0) -> Callable[..., TorchCheck]:
+        """``make(*tensors)``: the guard of an entry for calls that are like one with these tensors.
+
+        ``distinct``: the number of the tensors, if none of them is missing or given twice.
+        """
+        written = self._written
+        if distinct and len(written) < 2:
+            return quick_matcher(distinct, conditions)
+        return lambda *tensors: matcher(tensors, conditions, written)
 
     def add_like(
         self,
@@ -82,12 +92,11 @@ class EntryMaker:
         given: tuple[Any, ...],
         free: Iterable[FreeValue],
         answer: tuple[bool | None, Callable[..., Any], Callable[[], int], Any],
-        conditions: Sequence[Condition],
-        distinct: bool = False,
+        make_check: Callable[..., TorchCheck],
     ) -> None:
         """``add`` for a call whose values need no coercion; ``answer`` is (grad mode, run, counter, Resolved).
 
-        ``shape`` is the shape by which such calls are found. ``distinct``: no tensor is missing or given twice.
+        ``shape`` is the shape by which such calls are found, ``make_check`` a result of ``check_maker``.
         """
         parts = self.parts
         expected = parts.compared(given)
@@ -96,12 +105,7 @@ class EntryMaker:
             for number, value in free:
                 compared[number] = value
             expected = tuple(compared)
-        tensors = parts.tensors(given)
-        if distinct and not conditions and self._alone:
-            check = tensor_guard(*tensors)
-        else:
-            check = matcher(tensors, conditions, self._written)
-        table.add(shape, (check, expected, *answer), generation)
+        table.add(shape, (make_check(*parts.tensors(given)), expected, *answer), generation)
 
 
 FreeValue = tuple[int, Free]

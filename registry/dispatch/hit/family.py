@@ -196,10 +196,21 @@ def _other_form(tensor: str, number: int, form: TensorForm) -> str:
     if form.layout == "row-major":
         return " or ".join([*demands, f"not {tensor}.is_contiguous()"])
     demands.append(f"{tensor}.is_contiguous()")
+    turned = f"{tensor}.mT.is_contiguous()"  # it makes a view, which takes a microsecond
     if form.layout == "transposed":
-        return " or ".join([*demands, f"not {tensor}.mT.is_contiguous()"])
+        usual = _transposed_strides(form.dimensions)
+        return " or ".join([*demands, f"(z := {tensor}.shape) and {tensor}.stride() != {usual} and not {turned}"])
     demands.append(f"{tensor}.stride() != strides{number}")
-    return " or ".join([*demands, *([f"{tensor}.mT.is_contiguous()"] if form.dimensions >= 2 else [])])
+    if form.dimensions >= 2:
+        demands.append(f"(strides{number}[-2] == 1 or {tensor}.shape[-2] == 1) and {turned}")
+    return " or ".join(demands)
+
+
+def _transposed_strides(dimensions: int) -> str:
+    """Text of a transposed tensor's strides, by its shape ``z``; a dimension of size one may have another stride."""
+    sizes = [f"z[{place}]" for place in range(dimensions)]
+    leading = [" * ".join(sizes[place + 1 :]) for place in range(dimensions - 2)]
+    return f"({', '.join([*leading, '1', sizes[-2]])})"
 
 
 _BUILT_IN = {"type": type, "len": len, "tuple": tuple, "int": int, "set": set}

@@ -40,21 +40,42 @@ def matcher(
     twice = twice and len({*map(id, tensors)}) < len(tensors)
     # torch's guard refuses a tensor that is given twice: then each tensor gets a guard of its own
     checks = [tensor_guard(tensor) for tensor in tensors] if twice else [tensor_guard(*tensors)]
-    others = tuple(condition for condition in conditions if condition is not aligned)
-    make = _maker(tuple(value is not None for value in given), twice, aligned in conditions, len(others), written)
+    alignments, others = _split(conditions, len(tensors))
+    make = _maker(tuple(value is not None for value in given), twice, alignments, len(others), written)
     # beyond the longer of two nothing is shared, and sizes and strides are the same at every hit
     reach = max([span_bytes(one) for place in written if (one := given[place]) is not None], default=0)
     match: TorchCheck = make(reach, *checks, *others)
     return match
 
 
+def quick_matcher(count: int, conditions: Sequence[Condition]) -> Callable[..., TorchCheck]:
+    """``matcher`` as ``make(*tensors)``, for so many tensors: none is missing, given twice or written to."""
+    if not conditions:
+        return tensor_guard
+    alignments, others = _split(conditions, count)
+    make = _maker((True,) * count, False, alignments, len(others), ())
+    return lambda *tensors: make(0, tensor_guard(*tensors), *others)
+
+
+_Alignments = tuple[tuple[int, ...], ...]
+"""For each condition of alignment the alignment in bytes of each tensor."""
+
+
+def _split(conditions: Sequence[Condition], count: int) -> tuple[_Alignments, list[Condition]]:
+    """The conditions of alignment, as data, and the others."""
+    alignments = [one.alignments for one in conditions if isinstance(one, AlignedLike)]
+    if aligned in conditions:
+        alignments.append((FULL_ALIGNMENT,) * count)
+    return tuple(alignments), [one for one in conditions if one is not aligned and not isinstance(one, AlignedLike)]
+
+
 @lru_cache(maxsize=256)
 def _maker(
-    present: tuple[bool, ...], twice: bool, in_line: bool, conditions: int, written: tuple[int, ...]
+    present: tuple[bool, ...], twice: bool, alignments: _Alignments, conditions: int, written: tuple[int, ...]
 ) -> Callable[..., TorchCheck]:
     """``make(*checks, *conditions)``, which returns ``match``: flat, since a loop would cost more than the guard.
 
-    ``in_line``: the function checks alignment, too.
+    The function checks ``alignments`` itself.
     """
     names = [f"t{place}" for place in range(len(present))]
     tensors = [name for name, there in zip(names, present, strict=True) if there]
@@ -62,8 +83,14 @@ def _maker(
     demands = [f"{name} is None" for name, there in zip(names, present, strict=True) if not there]
     checks = [f"check{place}" for place in range(len(tensors) if twice else 1)]
     demands += [f"{check}({tensors[place]})" for place, check in enumerate(checks)] if twice else [f"check0({given})"]
-    if in_line:
-        demands.append(f"not ({' | '.join(f'{name}.data_ptr()' for name in tensors)}) & {FULL_ALIGNMENT - 1}")
+    for each in alignments:
+        pairs = list(zip(tensors, each, strict=True))
+        full = " | ".join(f"{name}.data_ptr()" for name, bytes_ in pairs if bytes_ == FULL_ALIGNMENT)
+        demands += [f"not ({full}) & {FULL_ALIGNMENT - 1}"] if full else []
+        # the lowest bit of an address that is set tells the alignment
+        demands += [
+            f"{name}.data_ptr() & {2 * bytes_ - 1} == {bytes_}" for name, bytes_ in pairs if bytes_ < FULL_ALIGNMENT
+        ]
     # torch's guard refuses one tensor given twice, but not two views of one memory: 0.25 µs
     for one, other in itertools.combinations([names[place] for place in written], 2):
         distance = f"abs({one}.data_ptr() - {other}.data_ptr())"

@@ -38,8 +38,7 @@ def at_other_size(plan: Plan, problem: Problem, arguments: Arguments, device: De
     if _alike(arguments, plan.signature.arguments):
         resized = Resizing(plan, device, runs).at(problem, arguments)
         if resized is not None:
-            _, make_plan, given = resized
-            return make_plan(*given)
+            return resized[1](problem, arguments, *resized)
     return Draft.of(plan.op, plan.candidate, problem, arguments, device).from_memory(runs)
 
 

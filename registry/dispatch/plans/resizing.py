@@ -12,15 +12,15 @@ from ...contract import Rule
 from ...device import Device
 from ...generated_code import function
 from ...implementation import Implementation, Run, binds_loaded, reads_form_alone
-from ...problem import Arguments, Problem, TensorSpec
+from ...problem import Arguments, Problem, TensorSpec, getter
 from .any_size_runs import AnySizeRuns
 from .plan import Draft, Plan, scratch_of
 from .written_plan import resized_made, resizing_call
 
-Resized = tuple[Callable[..., Any], Callable[..., Plan], tuple[Any, ...]]
-"""A plan for another size: its function, then ``make_plan`` and ``given``.
+Resized = tuple[Callable[..., Any], Callable[..., Plan], Any, Any]
+"""A plan for another size: its function, and ``make_plan`` with its last parameters.
 
-``make_plan(*given)`` makes the plan itself, which few calls need.
+``make_plan(problem, arguments, *resized)`` makes the plan itself, which few calls need.
 """
 
 
@@ -43,6 +43,10 @@ class Resizing:
         rule = plan.op.size_rule(row_major=row_major)
         # shape and strides of each output, as arguments of ``resizing_call``; None if the plan's text does not fit them
         self._sizes = self._sizes_by_fake if rule is None else _sizes_by(rule, outputs.values())
+        # within a family equal values are of one type
+        self._faked = getter([name for name in plan.op.parsed.names if name in plan.op.fake_reads])
+        self._latest_fake: tuple[tuple[Any, ...], list[Any] | None] | None = None
+        """The values that the op's fake read last, and the sizes that it made of them."""
         self._prepares, self._has_scratch = _asks(type(implementation))
         known = runs.of(plan) if implementation.any_size else None
         self._serves = None if known is None else known.serves
@@ -79,11 +83,9 @@ class Resizing:
             call = like.call if run is like.run and not scratch else None
         else:
             call = None if sizes is None else self._resized_call(run, sizes)
-        given = problem, arguments, made, scratch, run, call
         if call is None:
-            plan = self._made(*given)
-            return plan.call, lambda: plan, ()
-        return call, self._make_plan, given
+            call = self._made(problem, arguments, None, None, scratch, run).call
+        return call, self._make_plan, scratch, run
 
     @cached_property
     def _resized_call(self) -> Callable[[Run, Sequence[Any]], Callable[..., Any] | None]:
@@ -91,7 +93,14 @@ class Resizing:
 
     def _sizes_by_fake(self, arguments: Arguments) -> list[Any] | None:
         """``_sizes`` without a rule for the outputs."""
-        return resized_made(self._plan.signature.outputs, self._plan.op.new_output_specs(arguments, self._torch))
+        op = self._plan.op
+        given = self._faked(arguments.all)
+        latest = self._latest_fake
+        if latest is None or latest[0] != given:
+            # a fake on meta tensors takes as long as all else of a new size, and an attribute alone may be a new one
+            made = resized_made(self._plan.signature.outputs, op.new_output_specs(arguments, self._torch))
+            latest = self._latest_fake = given, made
+        return latest[1]
 
     def _any_size_run(
         self, problem: Problem, arguments: Arguments, sizes: list[Any] | None, scratch: Mapping[str, TensorSpec]
@@ -118,12 +127,12 @@ class Resizing:
         self,
         problem: Problem,
         arguments: Arguments,
-        sizes: list[Any] | None,
+        call: Callable[..., Any] | None,
+        _make_plan: object,
         scratch: Mapping[str, TensorSpec],
         run: Run,
-        call: Callable[..., Any] | None,
     ) -> Plan:
-        like, signature = self._plan, self._signature(arguments, sizes, scratch)
+        like, signature = self._plan, self._signature(arguments, self._sizes(arguments), scratch)
         plan = Plan(like.op, like.candidate, problem, signature, (), run, like.prepared)
         if call is not None:
             plan.__dict__["call"] = call

@@ -27,8 +27,9 @@ _MOST = 1024
 
 
 class Found:
-    """A choice for a problem, which ``make(*given)`` makes when it is read; ``decision``: what the choice is about.
+    """A choice for problems, which ``make(*given)`` makes when it is read; ``decision``: what the choice is about.
 
+    Without ``given`` it is ``make(dims)``, by a problem's dimensions: one object serves all sizes of a span.
     ``narrow``: it needs aligned tensors (multiples of 16 bytes). ``misses``: why winners were passed over. ``stays``:
     the decision is known to be about the problem's own static dimensions.
     """
@@ -42,7 +43,7 @@ class Found:
         make: Callable[..., Choice],
         decision: Winner | None = None,
         misses: tuple[str, ...] = (),
-        given: tuple[Any, ...] = (),
+        given: tuple[Any, ...] | None = (),
         stays: bool = False,
     ) -> None:
         self.candidate = candidate
@@ -53,10 +54,9 @@ class Found:
         self._make = make
         self._given = given
 
-    @property
-    def choice(self) -> Choice:
-        """The choice, with its reason and distance."""
-        return self._make(*self._given)
+    def choice_of(self, problem: Problem) -> Choice:
+        """The choice for a problem, with its reason and distance."""
+        return self._make(problem.dims) if self._given is None else self._make(*self._given)
 
     def after(self, misses: tuple[str, ...]) -> Found:
         """The same choice, after more that was passed over."""

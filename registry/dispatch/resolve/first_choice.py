@@ -256,6 +256,8 @@ class _Usable:
         self._demand = Remembered(lambda problem: demand(implementation, problem, device), dynamic)
         self._latest: tuple[FoundSpan[_Usable] | None, bool | None, bool] = (None, None, False)
         """A span in which no size decides whether the candidate can run, with ``narrow`` and ``Found.stays`` there."""
+        self._shared: Found | None = None
+        """The latest result of ``found``, which mostly is that for the next size, too."""
 
     def _is_point(self, problem: Problem) -> bool:
         """True if the configuration is valid for a problem; fast if it has the space of the problem before."""
@@ -291,7 +293,11 @@ class _Usable:
                 self._latest = span, narrow, stays
         if narrow is None or not (self._fits.of(problem) if self._fits.is_kept else self._is_point(problem)):
             return None
-        return Found(self.candidate, narrow, self._make, choice.decision, self.misses, (problem.dims,), stays)
+        found = self._shared
+        if found is None or found.narrow is not narrow or found.stays is not stays or found.misses is not self.misses:
+            found = Found(self.candidate, narrow, self._make, choice.decision, self.misses, None, stays)
+            self._shared = found
+        return found
 
     def _choice_at(self, dims: Mapping[str, Value]) -> Choice:
         assert self._choice is not None

@@ -13,7 +13,7 @@ from ...arguments.schema import tensors_in
 from ...contract import Op
 from ...correctness.output_faults import overlap, plain_fault
 from ...errors import RegistryError
-from ...problem import Problem, TensorSpec
+from ...problem import Arguments, Problem, TensorSpec
 from ..hit.counter import Counter
 from ..hit.guards import Condition
 from ..plans.plan import Plan
@@ -51,6 +51,11 @@ class Resolved:
         """Whether the outputs of each first call are checked."""
         return self.plan is not None and self.plan.candidate.implementation.returns_outputs
 
+    @property
+    def arguments(self) -> Arguments | None:
+        """The arguments of the call that the plan was made for; None for the reference."""
+        return None if self.plan is None else self.plan.signature.arguments
+
     def check(self, outputs: Any, values: tuple[Any, ...]) -> None:
         """Check the outputs that a ``returns_outputs`` implementation returned for ``values``.
 
@@ -73,26 +78,28 @@ class Resolved:
 
 
 class ResizedAnswer(Resolved):
-    """The answer to another size of a call, without a place; its plan, choice and reasons are made when they are read.
+    """The answer to another size of a call, without a place; its fields are made when they are read.
 
-    ``found`` has the choice, ``make_plan(*given)`` returns the plan of ``run``.
+    ``source``: the choice, the conditions, the problem, the call's arguments, and the items of a Resized.
     """
 
-    choice = cached_property(lambda self: self.found.choice)
-    misses = cached_property(lambda self: self.found.misses)
-    plan = cached_property(lambda self: self.make_plan(*self.given))
+    choice = cached_property(lambda self: self.source[0].choice_of(self.problem))
+    misses = cached_property(lambda self: self.source[0].misses)
+    conditions = cached_property(lambda self: self.source[1])
+    problem = cached_property(lambda self: self.source[2])
+    arguments = cached_property(lambda self: self.source[3])
+    run = cached_property(lambda self: self.source[4])
+    plan = cached_property(lambda self: self.source[5](*self.source[2:]))
     untuned = cached_property(lambda self: self.choice.step == "default")
 
     @staticmethod
-    def of(found: Found, problem: Problem, resized: Resized, conditions: Conditions, checked: bool) -> ResizedAnswer:
-        """The answer by a choice's plan. Made without ``__init__``, for speed."""
+    def of(
+        found: Found, conditions: Conditions, problem: Problem, arguments: Arguments, resized: Resized
+    ) -> ResizedAnswer:
+        """The answer by a choice's plan. Made without ``__init__``, for speed: each new size of a call makes one."""
         made: ResizedAnswer = object.__new__(ResizedAnswer)
         own = made.__dict__
-        own["run"], own["make_plan"], own["given"] = resized
-        own["found"] = found
-        own["problem"] = problem
-        own["conditions"] = conditions
-        own["checked"] = checked
+        own["source"] = found, conditions, problem, arguments, *resized
         own["calls"] = Counter()
         return made
 

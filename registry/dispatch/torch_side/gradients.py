@@ -63,6 +63,7 @@ class CallGradients:
         self.op = op
         self.forcing = forcing
         self._find = find
+        self._lists = any(parameter.kind.endswith("[]") for parameter in op.parsed.parameters)
 
     def recording(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """``run`` with its call recorded."""
@@ -75,8 +76,7 @@ class CallGradients:
             items, lengths = one_by_one(values)
             return _Recorded.apply(self, run, lengths, *items)
 
-        lists = any(parameter.kind.endswith("[]") for parameter in self.op.parsed.parameters)
-        return recorded_lists if lists else recorded
+        return recorded_lists if self._lists else recorded
 
     def refusal(self, values: Sequence[Any]) -> UnsupportedError | None:
         """The error for a call with these values that autograd cannot record; None if it can."""

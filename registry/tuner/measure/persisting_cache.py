@@ -30,4 +30,4 @@ def keep_persisting(nbytes: int) -> None:
 
 def _cuda() -> ctypes.CDLL | None:
     """The driver, where this process has a context: without one there is no limit to ask for."""
-    return cuda_driver() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    return cuda_driver() if torch.cuda.is_initialized() else None

@@ -21,7 +21,7 @@ from .distance import ordered
 from .problems import ProblemPlan
 
 BATCH = 64
-"""Problems that share finals: their winners are stored at the end of the batch."""
+"""Problems of each device that share finals: their winners are stored at the end of the batch."""
 
 _FIRST_BATCH = 8
 """Problems of the first batch of a weighted run; each next batch is twice as large. Heavy ones are stored early."""
@@ -48,17 +48,21 @@ class Weights:
     shares: Mapping[Problem, float] = field(default_factory=dict)
     counts: Mapping[Problem, int] = field(default_factory=dict)
 
-    def batches(self, plans: Sequence[ProblemPlan]) -> list[Sequence[ProblemPlan]]:
-        """The plans in the order of tuning; within a batch near problems follow each other."""
+    def batches(self, plans: Sequence[ProblemPlan], devices: int = 1) -> list[Sequence[ProblemPlan]]:
+        """The plans in the order of tuning; within a batch near problems follow each other.
+
+        Several ``devices`` share larger batches: each of them waits for the others a few times in a batch.
+        """
+        most = BATCH * devices
         if not self.shares:
             in_order = ordered(plans)
-            return [in_order[start : start + BATCH] for start in range(0, len(in_order), BATCH)]
+            return [in_order[start : start + most] for start in range(0, len(in_order), most)]
         left = sorted(plans, key=lambda plan: -self.shares.get(plan.problem, 0.0))
         batches: list[Sequence[ProblemPlan]] = []
         size = _FIRST_BATCH
         while left:
             batches.append(ordered(left[:size]))
-            left, size = left[size:], min(2 * size, BATCH)
+            left, size = left[size:], min(2 * size, most)
         return batches
 
     def budget(self, problem: Problem, budget: Budget) -> Budget:

@@ -54,23 +54,21 @@ class Findings:
         self._tried: dict[str, Finding] = {}
         self._artifacts: dict[str, tuple[Artifact, ...]] = {}
         self._probed: set[str] = set()
-        self._load_s: list[float] = []
         self._ready_s: list[float] = []
 
     def took(self, steps: Mapping[str, float]) -> None:
         """Take in the seconds of a trial's steps on the device."""
         if "load" in steps:
-            self._load_s.append(steps["load"])
             self._ready_s.append(steps["load"] + steps.get("verify", 0.0))
 
     def setup_seconds(self, entrants: int) -> float:
         """About the seconds that a fresh process needs before it times so many candidates; 0 before any trial.
 
-        The longest loading is that of the first trial, which made the inputs and what they give in float64.
+        The first trial made the inputs and what they give in float64, which a fresh process does once; each entrant
+        takes as long as a later trial.
         """
-        if not self._load_s:
-            return 0.0
-        return max(self._load_s) + entrants * statistics.median(self._ready_s)
+        first, *later = self._ready_s or [0.0]
+        return first + (entrants * statistics.median(later) if later else 0.0)
 
     def learn(self, told: Finding) -> None:
         """Take in the outcome of a trial."""

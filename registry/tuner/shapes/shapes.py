@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,9 @@ from . import box
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
+_Entry = dict[str, Any]
+"""An entry of a shapes file: the values of each dimension, and the count where one is given."""
 
 MOST_PROBLEMS = 100_000
 """Problems of a file at most: tuning more would take days, so that such a file is an error."""
@@ -62,7 +65,8 @@ def load_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> dict
 def read_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> Shapes:
     """The problems that a shapes file lists, and their counts. ``configs/llm.yaml`` and its like are in the package.
 
-    ``ops`` keeps only those; each must be in the file. Raises ShapesFileError naming file, line, key and what was
+    ``ops`` keeps only those; each must be in the file. Of other ops' entries only the form is checked, since posing the
+    thousand problems of a long file takes a second. Raises ShapesFileError naming file, line, key and what was
     expected, and UnknownNameError for an unknown op in ``ops``.
     """
     known = catalog.ops()
@@ -70,11 +74,12 @@ def read_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> Shap
     for name in wanted:
         if name not in known:
             raise UnknownNameError("op", name, known)
-    found = _File(box.found(Path(path))).problems(known)
+    file = _File(box.found(Path(path)))
+    entries = file.entries(known)
     for name in wanted:
-        if name not in found:
-            raise ShapesFileError(f"{path}: no shapes for {name}", hint=f"the file has: {', '.join(found)}")
-    kept = {name: counted for name, counted in found.items() if not wanted or name in wanted}
+        if name not in entries:
+            raise ShapesFileError(f"{path}: no shapes for {name}", hint=f"the file has: {', '.join(entries)}")
+    kept = {name: file.posed(known[name], listed) for name, listed in entries.items() if not wanted or name in wanted}
     counts = {problem: count for counted in kept.values() for problem, count in counted.items()}
     told = any(counts.values())
     # beside entries with a count, one without counts once
@@ -85,13 +90,14 @@ def read_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> Shap
 
 
 class _File:
-    """One shapes file: its problems by op, each with the sum of its counts (0 where no entry gives one)."""
+    """One shapes file: its entries by op, and the problems that they list."""
 
     def __init__(self, path: Path) -> None:
         self._document = Document(path, text_of(path))
         self._fault = self._document.fault
 
-    def problems(self, known: Mapping[str, Op]) -> dict[str, dict[Problem, int]]:
+    def entries(self, known: Mapping[str, Op]) -> dict[str, list[_Entry]]:
+        """The entries of every op of the file, in its order, with values of the right kinds."""
         data = self._document.data
         if data is None:
             raise self._fault((), "the file is empty", "expected an op with a list of entries, see docs/shapes.md")
@@ -103,25 +109,29 @@ class _File:
                 vendor, stranger, _ = name.partition("::")
                 hint = f"is the plugin of {vendor} installed? `registry plugins` lists what is" if stranger else ""
                 raise self._fault((name,), unknown.message, hint or unknown.hint)
-        return {name: self._of(known[name], entries) for name, entries in data.items()}
+        return {name: self._checked(known[name], entries) for name, entries in data.items()}
 
-    def _of(self, op: Op, entries: Any) -> dict[Problem, int]:
+    def _checked(self, op: Op, entries: Any) -> list[_Entry]:
         try:
             checked: list[dict[str, Any]] = _entries_of(op).validate_python(entries)
         except ValidationError as fault:
             raise self._invalid(op, fault) from None
+        # in the file's order, which validation has lost
+        return [{name: entry[name] for name in written} for entry, written in zip(checked, entries, strict=True)]
+
+    def posed(self, op: Op, entries: Sequence[_Entry]) -> dict[Problem, int]:
+        """The op's problems with the sum of their counts, 0 where no entry gives one."""
         found: dict[Problem, int] = {}
         total = 0  # duplicates included: finding them takes time, too
-        for number, (entry, written) in enumerate(zip(checked, entries, strict=True)):
-            count = entry.pop(COUNT, 0)
-            names = [name for name in written if name != COUNT]  # in the file's order, which the entry has lost
-            total += math.prod(map(len, entry.values()))
+        for number, entry in enumerate(entries):
+            names = [name for name in entry if name != COUNT]
+            total += math.prod(len(entry[name]) for name in names)
             if total > MOST_PROBLEMS:
                 raise self._fault((op.name, number), f"more than {MOST_PROBLEMS} problems", "list fewer values")
             for values in itertools.product(*(entry[name] for name in names)):
                 try:
                     problem = op.problem_of(dict(zip(names, values, strict=True)))
-                    found[problem] = found.get(problem, 0) + count
+                    found[problem] = found.get(problem, 0) + entry.get(COUNT, 0)
                 except RegistryError as refused:
                     raise self._fault((op.name, number), refused.message, refused.hint) from None
         return found

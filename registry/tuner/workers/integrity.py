@@ -29,6 +29,7 @@ from ...contract import Op, Tolerance
 from ...implementation import Implementation
 from ..measure.persisting_cache import keep_persisting
 from ..verify.verdicts import WrongError
+from .dictionary_writes import DictionaryWrites
 from .settings import SETTINGS
 
 # bound at import: a plugin may replace them later
@@ -64,7 +65,7 @@ _LIBRARY: tuple[ModuleType, ...] = (
     torch.special,
     torch.linalg,
 )
-_TORCH: tuple[Any, ...] = (
+_TORCH: tuple[ModuleType | type, ...] = (
     torch,
     torch.Tensor,
     torch.cuda,
@@ -94,48 +95,62 @@ class _Part:
 
     def __init__(self, name: str, place: Any) -> None:
         self._name = name
-        self._place = place
-        self._names = frozenset(vars(place))
-        names = self._names - _OPEN if place is builtins else self._names
+        self.place = place
+        now = vars(place)
+        self._first_names = frozenset(now)
+        self._names = tuple(now)
+        self._may_hide: tuple[str, ...] = ()
+        names = self._first_names - _OPEN if place is builtins else self._first_names
         self._callables = {
             part: value
-            for part, value in vars(place).items()
+            for part, value in now.items()
             if part in names and (_is_code(value) or is_dataclass(place)) and f"{name}.{part}" not in _NOT_OURS
         }
-        # six thousand functions are looked at four times a trial
         parts = tuple(self._callables)
         self._values = _Values(*parts) if len(parts) > 1 else lambda now: tuple(now[part] for part in parts)
         self._were = tuple(self._callables.values())
 
     @property
+    def is_settled(self) -> bool:
+        """Whether nothing can be found but after a write to the dictionary of this module or class."""
+        return isinstance(self.place, type | ModuleType) and not self._may_hide
+
+    @property
     def is_as_it_was(self) -> bool:
         """Whether nothing was replaced, and no name was added or removed; False where it takes longer to tell."""
-        now = vars(self._place)
-        if len(now) != len(self._names):
+        now = vars(self.place)
+        names = tuple(now)
+        if len(names) != len(self._names) or not _all(_map(_is, names, self._names)):
             return False
         try:
-            return _all(_map(_is, self._values(now), self._were))
+            return _all(_map(_is, self._values(now), self._were)) and not self.hides_a_name
         except KeyError:
             return False
 
+    @property
+    def hides_a_name(self) -> bool:
+        """Whether a name that was added, and hid nothing at the last look, hides one by now."""
+        return any(map(self._hides, self._may_hide))
+
     def restore(self) -> Iterator[Replaced]:
         """Undo replacements; yields each."""
-        now = vars(self._place)
+        now = vars(self.place)
+        self._names = tuple(now)
         for part, was in self._callables.items():
             if now.get(part) is not was:
                 yield Replaced(f"{self._name}.{part}", _owner(now.get(part)))
                 # contracts are frozen
-                set_part = setattr if isinstance(self._place, type | ModuleType) else object.__setattr__
-                set_part(self._place, part, was)
-        if len(now) == len(self._names):
-            return
-        for part in [part for part in now if part not in self._names and self._hides(part)]:
+                set_part = setattr if isinstance(self.place, type | ModuleType) else object.__setattr__
+                set_part(self.place, part, was)
+        hides_names = isinstance(self.place, type) or self._name.startswith(WATCHED)
+        self._may_hide = tuple(part for part in self._names if hides_names and part not in self._first_names)
+        for part in filter(self._hides, self._may_hide):
             yield Replaced(f"{self._name}.{part}", _owner(now[part]))
-            delattr(self._place, part)
+            delattr(self.place, part)
 
     def _hides(self, part: str) -> bool:
-        if isinstance(self._place, type):
-            return any(part in vars(base) for base in self._place.__mro__[1:])
+        if isinstance(self.place, type):
+            return any(part in vars(base) for base in self.place.__mro__[1:])
         return self._name.startswith(WATCHED) and hasattr(builtins, part)
 
 
@@ -143,8 +158,12 @@ class Integrity:
     """The functions and classes of measuring and verifying at the time of construction."""
 
     def __init__(self) -> None:
-        self._parts = [_Part(name, place) for name, place in _places()]
+        self._parts: list[_Part] = []
+        self._contracts: list[_Part] = []
+        self._unsettled: list[_Part] = []
+        self._writes = DictionaryWrites()
         self._kept: set[int] = set()
+        self._watch(_places())
 
     def keep(self, op: Op, implementations: Iterable[Implementation]) -> None:
         """Watch an op's contract, and the classes of its implementations, from now on."""
@@ -152,13 +171,25 @@ class Integrity:
             return
         self._kept.add(id(op))
         kinds = {kind for one in implementations for kind in type(one).__mro__[:-1]}
-        self._parts += [_Part(f"{kind.__module__}.{kind.__qualname__}", kind) for kind in kinds]
+        self._watch((f"{kind.__module__}.{kind.__qualname__}", kind) for kind in kinds)
         tolerances = {f"{op.name}.{name}": found for name, found in vars(op).items() if isinstance(found, Tolerance)}
-        self._parts += [_Part(name, place) for name, place in {op.name: op, **tolerances}.items()]
+        self._contracts += [_Part(name, place) for name, place in {op.name: op, **tolerances}.items()]
+
+    def _watch(self, places: Iterable[tuple[str, ModuleType | type]]) -> None:
+        for name, place in places:
+            self._writes.watch(place)
+            self._parts.append(_Part(name, place))
 
     def restore(self) -> list[Replaced]:
         """Undo every replacement since construction; returns the replacements."""
-        return [replaced for part in self._parts if not part.is_as_it_was for replaced in part.restore()]
+        # told before the parts are looked at: a write in the meantime is found at the next call
+        written = [self._parts[place] for place in self._writes.since_the_last_look()]
+        hiding = (part for part in self._unsettled if part.hides_a_name)
+        suspects = dict.fromkeys((*written, *hiding, *self._contracts))
+        found = [replaced for part in suspects if not part.is_as_it_was for replaced in part.restore()]
+        if written:
+            self._unsettled = [part for part in self._parts if not part.is_settled]
+        return found
 
 
 class Trust:
@@ -224,7 +255,7 @@ def _top(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _places() -> Iterator[tuple[str, Any]]:
+def _places() -> Iterator[tuple[str, ModuleType | type]]:
     for module in _LIBRARY:
         yield module.__name__, module
     for place in _TORCH:

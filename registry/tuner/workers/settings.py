@@ -64,39 +64,53 @@ def _leave_modes(left: tuple[int, int]) -> None:
         _pop_mode()
 
 
-_JUDGING = ("all", "le.Tensor", "eq.Tensor", "copy_", "_foreach_copy_", "stack", "_local_scalar_dense")
+_JUDGING = tuple(
+    f"aten::{name}"
+    for name in ("all", "le.Tensor", "eq.Tensor", "copy_", "_foreach_copy_", "stack", "_local_scalar_dense")
+)
 """Operators that every check uses; to look up all operators would take 15 µs each."""
 _DEVICES = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 
 
 def _operators() -> frozenset[str]:
     """Torch's operators for which other code is registered, except those that torch itself overrides."""
-    native = getattr(sys.modules.get("torch._native.registry"), "_override_libs", {})
-    known = {"/".join(key) for key in native}
-    # code for the device "meta" cannot make the result of a call
-    new = torch.library._impls - _REPLACED_AT_FIRST
-    found = {name for name in new if name.startswith("aten/") and not name.endswith("/Meta")}
     fallbacks = {f"{key.name} fallback" for key in _DEVICES if torch._C._dispatch_has_backend_fallback(key)}
-    return frozenset((found - known) | fallbacks | _registered())
+    return frozenset(_replaced() | fallbacks | _registered())
 
 
-def _dumped() -> dict[str, str]:
+def _replaced() -> set[str]:
+    """The operators in Python's list of what was replaced since the start."""
+    new = torch.library._impls - _PASSED
+    # code for the device "meta" cannot make the result of a call
+    found = {name for name in new if name.startswith("aten/") and not name.endswith("/Meta")}
+    # libraries replace dozens of operators that are not torch's own
+    _PASSED.update(new - found)
+    if not found:
+        return found
+    native = getattr(sys.modules.get("torch._native.registry"), "_override_libs", {})
+    return found - {"/".join(key) for key in native}
+
+
+def _dumped() -> tuple[str, ...]:
     """For each judging operator what is registered, also code that no list in Python shows."""
-    return {name: torch._C._dispatch_dump(f"aten::{name}") for name in _JUDGING}
+    return tuple(map(torch._C._dispatch_dump, _JUDGING))
 
 
-def _registered() -> frozenset[str]:
+def _registered() -> set[str]:
     """The code registered for the judging operators since the start, a line each."""
-    changed = {name: dumped for name, dumped in _dumped().items() if dumped != _DUMPED_AT_FIRST[name]}
-    return frozenset(
-        f"{name} {line}"
-        for name, dumped in changed.items()
-        for line in set(dumped.splitlines()) - set(_DUMPED_AT_FIRST[name].splitlines())
+    now = _dumped()
+    if now == _DUMPED_AT_FIRST:
+        return set()
+    return {
+        f"{name.removeprefix('aten::')} {line}"
+        for name, dumped, first in zip(_JUDGING, now, _DUMPED_AT_FIRST, strict=True)
+        for line in set(dumped.splitlines()) - set(first.splitlines())
         if line[:4] != "Meta"
-    )
+    }
 
 
-_REPLACED_AT_FIRST = frozenset(torch.library._impls)
+_PASSED = set(torch.library._impls)
+"""Names of operators that were replaced at the start, or are no operators of torch's."""
 _DUMPED_AT_FIRST = _dumped()
 
 
@@ -134,9 +148,12 @@ def _stop_timers(running: Sequence[bool]) -> None:
             signal.setitimer(timer, 0)
 
 
+_BINDING = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
 def _cores() -> frozenset[int]:
     """The cores that this thread may run on; none where the user asked a library to bind threads itself."""
-    asked = {"OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"} & os.environ.keys()
+    asked = any(map(os.environ.__contains__, _BINDING))
     return frozenset() if asked or not hasattr(os, "sched_getaffinity") else frozenset(os.sched_getaffinity(0))
 
 

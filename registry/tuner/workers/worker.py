@@ -331,7 +331,7 @@ class _Entry:
 
 
 def _is_promising(found: Outcome, best_us: float | None) -> bool:
-    """Whether the candidate may still win: its time is at most 1.5 times the best so far."""
+    """Whether the candidate may still win: its time is at most 1.2 times the best so far."""
     return not found.censored and (best_us is None or (found.median_us or 0.0) <= PROMISING * best_us)
 
 

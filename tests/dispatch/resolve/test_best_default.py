@@ -102,9 +102,10 @@ def test_every_size_has_the_default_that_resolution_finds(
         misses: list[Any] = []
         first = next(default_choices(situation.of(problem), misses), None)
         found = best.of(problem)
-        assert (found and found.choice) == first
-        if found is not None and found.choice.candidate is not None:
-            runs = found.choice.candidate.implementation
+        choice = found and found.choice_of(problem)
+        assert choice == first
+        if found is not None and choice is not None and choice.candidate is not None:
+            runs = choice.candidate.implementation
             assert found.narrow is bool([*runs.unsupported(problem.misaligned(), situation.device)])
 
 

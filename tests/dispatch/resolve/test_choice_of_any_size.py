@@ -122,7 +122,7 @@ def agrees(winners: list[Decision], rule: LearntDefault | None, ways: list[int],
             continue
         assert found.candidate == first.candidate
         assert found.decision is first.decision
-        assert found.choice == first
+        assert found.choice_of(problem) == first
         # a winner of exactly this size may be told by its size, as at other sizes; of a source that has changed
         # some winner is told, and whether the source could run its problem
         if not any(each.way & 64 for each in implementations):

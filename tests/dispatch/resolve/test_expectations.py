@@ -210,7 +210,7 @@ def test_the_short_way_finds_what_the_long_way_finds(
         first = next(choices(plans.situation(problem, device), None, misses))
         found = first_choice.choice(problem)
         assert found is not None
-        assert found.choice == first
+        assert found.choice_of(problem) == first
         assert not set(found.misses) - set(misses)
         steps.add(first.step)
     assert "nearest" in steps

@@ -46,7 +46,7 @@ def test_every_size_has_the_winner_that_the_long_way_finds(
         if found is None:
             assert any("odd" in miss for miss in misses) or first.candidate is None
             continue
-        assert found.choice == first
+        assert found.choice_of(problem) == first
         assert not set(found.misses) - set(misses)
 
 
@@ -94,8 +94,9 @@ def test_without_winners_the_default_is_asked_once(dispatcher: Dispatcher, told:
 
     dispatcher.register(told("a.any", unsupported=unsupported))
     first_choice = FirstChoice(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
-    found = [first_choice.choice(posed(dispatcher, rows)) for rows in range(1, 9)]
-    assert {one.choice.candidate.implementation.name for one in found if one and one.choice.candidate} == {"a.any"}
+    problems = [posed(dispatcher, rows) for rows in range(1, 9)]
+    found = [one.choice_of(problem) for problem in problems if (one := first_choice.choice(problem))]
+    assert {one.candidate.implementation.name for one in found if one.candidate} == {"a.any"}
     assert asked == [16], "tensors that are not aligned are no other question to who does not look"
 
 
@@ -104,9 +105,10 @@ def test_winners_of_which_none_holds_are_told_at_every_size(dispatcher: Dispatch
     publish({"rows": 8, "cols": 16, "dtype": "float32"}, "a.gone", {"block": 1})
     first_choice = FirstChoice(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
     for rows in (3, 8, 9):
-        found = first_choice.choice(posed(dispatcher, rows))
+        problem = posed(dispatcher, rows)
+        found = first_choice.choice(problem)
         assert found is not None
-        assert found.choice.step == "default"
+        assert found.choice_of(problem).step == "default"
         assert found.misses == ("winner of rows=8: a.gone is not installed here",)
 
 
@@ -140,13 +142,15 @@ def test_a_winner_that_does_not_hold_is_told_as_that_of_the_problem_itself(
     publish({"rows": 8, "cols": 16, "dtype": "float32"}, "a.tuned", {"block": 1})
     publish({"rows": 100, "cols": 16, "dtype": "float32"}, "a.gone", {"block": 1})
     first_choice = FirstChoice(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
-    found = {rows: first_choice.choice(posed(dispatcher, rows)) for rows in (90, 110, 99, 100, 101, 8)}
+    problems = {rows: posed(dispatcher, rows) for rows in (90, 110, 99, 100, 101, 8)}
+    found = {rows: first_choice.choice(problem) for rows, problem in problems.items()}
     near, own = "winner of rows=100: a.gone is not installed here", "winner of exactly this problem"
     for rows in (90, 110, 99, 101):
         one = found[rows]
         assert one is not None
-        assert (one.misses, one.choice.octaves > 3) == ((near,), True)
+        assert (one.misses, one.choice_of(problems[rows]).octaves > 3) == ((near,), True)
     at, tuned = found[100], found[8]
     assert at is not None
     assert tuned is not None
-    assert (at.misses[0].startswith(own), tuned.choice.step, tuned.misses) == (True, "exact", ())
+    step = tuned.choice_of(problems[8]).step
+    assert (at.misses[0].startswith(own), step, tuned.misses) == (True, "exact", ())

@@ -115,7 +115,7 @@ def test_the_short_way_follows_the_rule(three: Dispatcher, store: Store) -> None
     for problem in posed:
         found = first_choice.choice(problem)
         assert found is not None
-        assert found.choice == next(choices(plans.situation(problem, device), None, []))
+        assert found.choice_of(problem) == next(choices(plans.situation(problem, device), None, []))
 
 
 @pytest.mark.parametrize("change", [{"version": 2}, {"version": 7}])

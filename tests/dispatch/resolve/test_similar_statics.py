@@ -123,8 +123,9 @@ def test_the_short_way_finds_what_the_long_way_finds(
     first_choice = FirstChoice(plans.situation(posed(1), Device.of("cpu")))
     for rows in draw.sample(range(1, 300), 200):
         first = next(choices(plans.situation(posed(rows), Device.of("cpu")), None, []))
-        found = first_choice.choice(posed(rows))
-        assert found is None or found.choice == first
+        problem = posed(rows)
+        found = first_choice.choice(problem)
+        assert found is None or found.choice_of(problem) == first
         assert found is not None or rows % 97 == 0
 
 
@@ -146,8 +147,10 @@ def test_sizes_that_grow_one_by_one_look_for_similar_winners_a_few_times(
         op.posing_in_family(OrdinaryTraits, None)(op.specs((torch.empty(rows, 16), -1))) for rows in range(100, 400)
     ]
     first_choice = FirstChoice(plans.situation(problems[0], Device.of("cpu")))
-    found = [first_choice.choice(problem) for problem in problems]
-    assert all(one is not None and dict(one.choice.candidate.config) == {"block": 1} for one in found)
+    found = [(problem, first_choice.choice(problem)) for problem in problems]
+    assert all(
+        one is not None and dict(one.choice_of(problem).candidate.config) == {"block": 1} for problem, one in found
+    )
     # at the first size, at the second, and beyond that
     assert len(looked) <= 5
 
@@ -170,8 +173,10 @@ def test_static_dimensions_of_one_size_look_for_similar_winners_once(
         op.posing_in_family(OrdinaryTraits, None)(op.specs((torch.empty(8, cols), -1))) for cols in range(25, 40)
     ]
     first_choice = FirstChoice(plans.situation(problems[0], Device.of("cpu")))
-    found = [first_choice.choice(problem) for problem in problems]
-    assert all(one is not None and dict(one.choice.candidate.config) == {"block": 1} for one in found)
+    found = [(problem, first_choice.choice(problem)) for problem in problems]
+    assert all(
+        one is not None and dict(one.choice_of(problem).candidate.config) == {"block": 1} for problem, one in found
+    )
     assert looked == list(range(25, 40))
 
 

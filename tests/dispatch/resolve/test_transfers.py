@@ -205,5 +205,6 @@ def test_whatever_grows_the_first_of_the_choices_is_found(dispatcher: Dispatcher
         expected = next(choices(some.of(problem), None, []))
         found = first_choice.choice(problem)
         assert found is not None
-        assert (found.choice.step, found.choice.candidate) == (expected.step, expected.candidate)
-        assert found.choice.octaves == pytest.approx(expected.octaves)
+        choice = found.choice_of(problem)
+        assert (choice.step, choice.candidate) == (expected.step, expected.candidate)
+        assert choice.octaves == pytest.approx(expected.octaves)

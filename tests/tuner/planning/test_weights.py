@@ -70,6 +70,7 @@ def test_without_counts_nothing_changes() -> None:
     plans = [plan(softmax(rows)) for rows in range(1, BATCH + 2)]
     plain = weigh(plans, {}, unmeasured)
     assert [len(batch) for batch in plain.batches(plans)] == [BATCH, 1]
+    assert [len(batch) for batch in plain.batches(plans, devices=2)] == [BATCH + 1]
     budget = Budget(seconds=3.0)
     assert plain.budget(plans[0].problem, budget) is budget
     assert plain.saving([won(plans[0].problem, 1.0, Interval(2.0, 1.9, 2.1))]) is None

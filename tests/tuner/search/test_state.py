@@ -218,3 +218,14 @@ def test_one_alone_of_several_implementations_decides_nothing() -> None:
         for each in told:
             findings.learn(each)
         assert findings.decides is decides
+
+
+def test_a_fresh_process_makes_inputs_once_and_each_entrant_takes_as_long_as_a_later_trial() -> None:
+    findings = a_search(Budget()).findings
+    assert findings.setup_seconds(5) == 0.0
+    findings.took({"load": 0.5, "verify": 2.5, "measure": 1.0})
+    assert findings.setup_seconds(5) == 3.0, "what one trial took tells nothing of others, which find the inputs made"
+    for verify in (0.1, 0.2, 9.0):
+        findings.took({"load": 0.1, "verify": verify})
+    findings.took({"verify": 50.0})
+    assert abs(findings.setup_seconds(5) - (3.0 + 5 * 0.3)) < 1e-9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import inspect
 import statistics
 import time
@@ -14,6 +15,7 @@ import torch
 
 from registry.artifact import Built
 from registry.contract import Op
+from registry.contracts import SQUARE
 from registry.correctness import bits
 from registry.correctness.bounds import Bounds
 from registry.device import Device
@@ -25,7 +27,7 @@ from registry.tuner.measure import series as measure
 from registry.tuner.verify import probes, session, timed, verify
 from registry.tuner.verify import verdicts as checks
 from registry.tuner.verify.verdicts import WrongError
-from registry.tuner.workers import worker
+from registry.tuner.workers import dictionary_writes, worker
 from registry.tuner.workers.integrity import WATCHED, Integrity, Trust
 
 HERE = __name__.partition(".")[0]
@@ -40,9 +42,12 @@ class Ours(Implementation):
         raise NotImplementedError
 
 
-@pytest.fixture
-def integrity() -> Iterator[Integrity]:
+@pytest.fixture(params=[dictionary_writes.NUMBERED, False], ids=["numbered", "not_numbered"])
+def integrity(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Integrity]:
+    """Taken, and looked at once: from then on a look is short where nothing was written to."""
+    monkeypatch.setattr(dictionary_writes, "NUMBERED", request.param)
     taken = Integrity()
+    taken.restore()
     yield taken
     taken.restore()
 
@@ -77,6 +82,50 @@ def test_what_was_replaced_is_named_and_put_back(integrity: Integrity, place: An
     assert [replaced.name.rpartition(".")[2] for replaced in found] == [name]
     assert found[0].owner == HERE
     assert getattr(place, name, None) == before
+    assert integrity.restore() == []
+
+
+def test_what_is_replaced_after_a_look_that_put_something_back_is_found_too(integrity: Integrity) -> None:
+    for _ in range(3):
+        vars(verify)["verify_timed"] = min  # a write past the module's own setattr
+        assert [replaced.name.rpartition(".")[2] for replaced in integrity.restore()] == ["verify_timed"]
+        assert integrity.restore() == []
+
+
+def test_a_name_in_place_of_another_is_found(integrity: Integrity, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(verify, "__doc__")
+    vars(verify)["zip"] = lambda *_: ()
+    assert [replaced.name.rpartition(".")[2] for replaced in integrity.restore()] == ["zip"]
+    assert integrity.restore() == []
+
+
+def test_a_name_that_comes_to_hide_another_later_is_found(
+    integrity: Integrity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vars(verify)["as_told"] = lambda: 0
+    assert integrity.restore() == []
+    monkeypatch.setattr(builtins, "as_told", lambda: 1, raising=False)
+    assert [replaced.name.rpartition(".")[2] for replaced in integrity.restore()] == ["as_told"]
+    assert integrity.restore() == []
+
+
+def test_fields_of_a_contract_are_put_back_however_they_were_replaced(integrity: Integrity) -> None:
+    op = dataclasses.replace(SQUARE)
+    integrity.keep(op, [])
+    assert integrity.restore() == []
+    object.__setattr__(op, "reference", torch.zeros_like)
+    assert [replaced.name for replaced in integrity.restore()] == ["square.reference"]
+    object.__setattr__(op, "__dict__", {**vars(op), "reference": torch.zeros_like})
+    assert [replaced.name for replaced in integrity.restore()] == ["square.reference"]
+    assert op.reference is SQUARE.reference
+    assert integrity.restore() == []
+
+
+def test_methods_of_an_implementation_are_put_back(integrity: Integrity, monkeypatch: pytest.MonkeyPatch) -> None:
+    integrity.keep(SQUARE, [Ours()])
+    assert integrity.restore() == []
+    monkeypatch.setattr(Ours, "bind", lambda *_: None)
+    assert [replaced.name.rpartition(".")[2] for replaced in integrity.restore()] == ["bind"]
     assert integrity.restore() == []
 
 

@@ -1,0 +1,118 @@
+"""The gradient of an embedding from rows in the order of their indices: nothing is read or written twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+import torch
+
+from registry import Config, Device, Launch, Problem, Space, TensorSpec
+from registry.backends.estimate import elements_per_thread, next_power_of_2
+from registry.backends.triton import TritonImplementation
+
+from ..support import KEPT, common_reasons, options
+from .kernels import embedding_sorted as kernels
+
+_MOST_ROWS = 65_536
+"""The rank of a row is found by comparing it with all rows."""
+_RANKED, _SCANNED, _FOUND = 32, 256, 1024
+"""Rows that a program ranks, rows that it compares them with at once, and entries whose first row a program finds."""
+
+
+class SortedEmbeddingBackward(TritonImplementation):
+    """Rows are ranked by index, without a sort; then a program writes a block of the weight's gradient, in one pass.
+
+    Entries without rows, of a large vocabulary nearly all, cost a write. Rows are added in their own order, so that
+    results do not change from call to call.
+    """
+
+    op = "embedding_backward"
+    name = "triton.sorted"
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        yield from common_reasons(problem, device)
+        if problem.rows > _MOST_ROWS:
+            yield f"{problem.rows} rows (at most {_MOST_ROWS}: each is compared with all)"
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        """Entries and columns a program, rows that are added at once, and warps."""
+        return _space(next_power_of_2(max(problem.cols, 64)), device)
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        """Eight entries, eight rows and about 32 sums a thread."""
+        return _usual(next_power_of_2(max(problem.cols, 64)), device)
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        """Ahead of looking for the rows of each entry, whose time grows with rows times vocabulary."""
+        return 2.0
+
+    def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
+        """The rows in order, their indices, and the place of each entry's first row."""
+        rows, entries = (problem.rows,), (problem.vocabulary + 1,)
+        return {
+            "order": TensorSpec.contiguous(rows, torch.int32),
+            "sorted_indices": TensorSpec.contiguous(rows, torch.int32),
+            "first": TensorSpec.contiguous(entries, torch.int32),
+        }
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:  # type: ignore[override]
+        vocabulary, rows = problem.vocabulary, problem.rows
+        return [
+            Launch(
+                kernels.rank_rows,
+                grid=(-(-rows // _RANKED),),
+                args=("order", "sorted_indices", "indices", rows),
+                constants={"VOCABULARY": vocabulary, "ROWS": _RANKED, "SCAN": _SCANNED},
+                options={"num_warps": 4},
+            ),
+            Launch(
+                kernels.find_entries,
+                grid=(-(-(vocabulary + 1) // _FOUND),),
+                args=("first", "sorted_indices", rows),
+                constants={"VOCABULARY": vocabulary, "BLOCK": _FOUND},
+                options={"num_warps": 4},
+            ),
+            Launch(
+                kernels.sum_entries,
+                grid=(-(-vocabulary // config["ENTRIES"]) * -(-problem.cols // config["BLOCK"]),),
+                args=("grad_weight", "grad_y", "order", "first", _padding(problem)),
+                constants={
+                    "VOCABULARY": vocabulary,
+                    "COLS": problem.cols,
+                    "ENTRIES": config["ENTRIES"],
+                    "ROWS": config["ROWS"],
+                    "BLOCK": config["BLOCK"],
+                },
+                options=options(config),
+            ),
+        ]
+
+
+def _padding(problem: Problem) -> str | int:
+    """The call's padding, else an index of no entry, so that both run one compiled kernel."""
+    arguments = problem.traits.arguments
+    given = arguments is not None and arguments["padding_idx"] is not None
+    return "padding_idx" if given else int(problem.vocabulary)
+
+
+@lru_cache(maxsize=KEPT)
+def _space(span: int, device: Device) -> Space:
+    def share(config: Config) -> bool:
+        sums = elements_per_thread(config["ROWS"] * config["BLOCK"], config["num_warps"], device)
+        zeros = elements_per_thread(config["ENTRIES"] * config["BLOCK"], config["num_warps"], device)
+        return (8 <= sums <= 64 or config["num_warps"] == 4) and sums <= 64 and zeros <= 128
+
+    blocks = [size for size in (128, 256, 512, 1024, 2048) if size <= span] or [span]
+    return Space(ENTRIES=[1, 2, 4, 8, 16], ROWS=[2, 4, 8, 16, 32], BLOCK=blocks, num_warps=[4, 8]).require(
+        "8 to 64 sums and at most 128 zeros a thread", share
+    )
+
+
+@lru_cache(maxsize=KEPT)
+def _usual(span: int, device: Device) -> Config:
+    def distance(config: Config) -> tuple[float, ...]:
+        sums = elements_per_thread(config["ROWS"] * config["BLOCK"], config["num_warps"], device)
+        return abs(config["ENTRIES"] - 8), abs(config["ROWS"] - 8), abs(sums - 32), config["num_warps"]
+
+    return min(_space(span, device).configs, key=distance)
