@@ -65,10 +65,11 @@ def _end(server: subprocess.Popen[str]) -> None:
 
 def main() -> None:
     """Fork on request; a child goes on as the process that was asked for, to the end of the interpreter."""
+    gc.disable()
     import torch  # noqa: F401
 
-    gc.collect()
     gc.freeze()
+    gc.enable()
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

@@ -67,6 +67,7 @@ def main(arguments: Sequence[str]) -> None:
     """``template SOCKET KEEPER [MODULE[:FUNCTION] ...]``: import the modules, call the functions, fork on request."""
     keeper = socket.socket(fileno=int(arguments[0]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()  # what imports make stays: to look for garbage among it took a sixth of their time
     try:
         for wanted in arguments[2:]:
             name, _, function = wanted.partition(":")
@@ -76,8 +77,8 @@ def main(arguments: Sequence[str]) -> None:
     except Exception as fault:  # a library's import may raise anything
         send(keeper, {"unsound": f"{wanted}: {type(fault).__name__}: {fault}"[:_LONGEST_REASON]}, [])
         return
-    gc.collect()
     gc.freeze()  # modules stay loaded, and a collection in a child must not copy their pages
+    gc.enable()
     if os.fork() == 0:
         os._exit(0)
     os.wait()

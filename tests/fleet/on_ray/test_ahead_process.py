@@ -6,20 +6,27 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from registry.backends.inductor import InductorImplementation
 from registry.backends.inductor.conditions import GpuProperties, conditions, differing
+from registry.backends.inductor.headers import HEADERS
 from registry.device import Device
 from registry.discovery.catalog import Catalog
+from registry.fleet.on_ray import ahead_process
 from registry.fleet.on_ray.actors import ArtifactShelf
 from registry.fleet.on_ray.ahead_process import AheadFiles, AheadProcess
 from registry.fleet.on_ray.artifact_files import digest_of, install
 from registry.fleet.on_ray.compiling_ahead import AheadVariant, key_of, variants_ahead
 from registry.fleet.on_ray.described_device import DescribedDevice
+from registry.paths import cache_folder
 from registry.problem import Problem
 from registry.tuner.limits import Budget, Limits
 from registry.tuner.options import TuneOptions
+from registry.tuner.processes import spawning
+from registry.tuner.processes.process import Child
 from registry.tuner.run import tune
 
 from ... import fresh
@@ -43,9 +50,26 @@ def variant_of(
     return found
 
 
+def _forked(*words: Any, fresh: bool, **limits: Any) -> Child:
+    assert fresh
+    return Child(*words, **limits)
+
+
 @pytest.fixture(scope="module")
-def on_cpu() -> Iterator[AheadProcess]:
-    """Compiles for this CPU: each process imports torch's compiler, and each cache precompiles a header of torch's."""
+def forked() -> Iterator[None]:
+    """Processes are forked from a template that has imported torch's compiler: executed, each takes 7 s of a core.
+
+    That for a GPU which is not here is executed, as all are without this.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ahead_process, "Child", _forked)
+        spawning.warm("registry.backends.inductor.warm:import_without_a_look", *InductorImplementation.preloads)
+        yield
+
+
+@pytest.fixture(scope="module")
+def on_cpu(forked: None) -> Iterator[AheadProcess]:
+    """Compiles for this CPU."""
     with closing(AheadProcess({}, [FAULTY])) as process:
         yield process
 
@@ -62,25 +86,8 @@ def installed(files: Mapping[str, bytes], folder: Path, monkeypatch: pytest.Monk
 
 
 def compiled_files(cache: Path) -> dict[Path, int]:
-    """The artifacts and libraries in a cache, with the times at which they were written."""
-    return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.suffix in {".bin", ".so"}}
-
-
-def test_a_variant_for_the_cpu_runs_right_in_a_worker_that_compiles_nothing(
-    on_cpu: AheadProcess, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = compiled(on_cpu, catalog, CPU)
-    assert not made.fault
-    assert [Path(path).suffix for path in made.files][-1] == ".bin"
-    cache = installed(made.files, tmp_path / "other", monkeypatch)
-    before = compiled_files(cache)
-    assert before
-    options = TuneOptions(Budget(trials=1), implementations=["torch.compile"])
-    (result,) = tune(
-        [SOFTMAX], catalog=catalog, device=CPU.device, database=str(tmp_path / "tuning.db"), options=options
-    )
-    assert (result.implementation, result.verdict) == ("torch.compile", "new")
-    assert compiled_files(cache) == before
+    """The artifacts, libraries and headers in a cache, with the times at which they were written."""
+    return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.suffix in {".bin", ".so", ".gch"}}
 
 
 def test_a_gpu_that_is_not_here_is_compiled_for(
@@ -95,6 +102,24 @@ def test_a_gpu_that_is_not_here_is_compiled_for(
     ahead = variant_of(catalog, "torch.compile", SOFTMAX, H200)
     found = ahead.implementation.compile(ahead.variant, H200.device.target)
     assert Path(found.path) == cache / path
+
+
+def test_a_variant_for_the_cpu_runs_right_in_a_worker_that_compiles_nothing(
+    on_cpu: AheadProcess, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = compiled(on_cpu, catalog, CPU)
+    assert not made.fault
+    assert list(cache_folder("torchinductor", HEADERS).glob("*.gch")), "precompiled once for all processes of the user"
+    assert [Path(path).suffix for path in made.files][-1] == ".bin"
+    cache = installed(made.files, tmp_path / "other", monkeypatch)
+    before = compiled_files(cache)
+    assert before
+    options = TuneOptions(Budget(trials=1), implementations=["torch.compile"])
+    (result,) = tune(
+        [SOFTMAX], catalog=catalog, device=CPU.device, database=str(tmp_path / "tuning.db"), options=options
+    )
+    assert (result.implementation, result.verdict) == ("torch.compile", "new")
+    assert compiled_files(cache) == before
 
 
 def test_what_is_left_to_its_own_node_costs_nothing_else(on_cpu: AheadProcess, catalog: Catalog) -> None:
@@ -112,6 +137,7 @@ def test_what_is_left_to_its_own_node_costs_nothing_else(on_cpu: AheadProcess, c
     assert [bool(one.files) for one in made] == [False, False, True]
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_compiler_that_hangs_is_ended(catalog: Catalog) -> None:
     catalog.load_file(str(FAULTY))
     square = Problem("square", {"n": 4096, "dtype": "float32"})
