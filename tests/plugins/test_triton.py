@@ -79,6 +79,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "layer_norm_backward triton.columns": {"rows": 4096, "cols": 28672, **AFFINE},
     "embedding triton.block": {"rows": 8192, "cols": 4096, "vocabulary": 128256, "frequency": "skewed"},
     "embedding_backward triton.entries": {"rows": 8192, "cols": 4096, "vocabulary": 128256, "frequency": "skewed"},
+    "embedding_backward triton.sorted": {"rows": 8192, "cols": 4096, "vocabulary": 128256, "frequency": "skewed"},
     **{
         f"topk_softmax{gradient} triton.row": {"tokens": 8192, "experts": 128, "top_k": 8, **ROUTER}
         for gradient in ("", "_backward")

@@ -56,7 +56,7 @@ class SortedEmbeddingBackward(TritonImplementation):
             "first": TensorSpec.contiguous(entries, torch.int32),
         }
 
-    def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:  # type: ignore[override]
+    def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
         vocabulary, rows = problem.vocabulary, problem.rows
         return [
             Launch(
@@ -101,11 +101,11 @@ def _space(span: int, device: Device) -> Space:
     def share(config: Config) -> bool:
         sums = elements_per_thread(config["ROWS"] * config["BLOCK"], config["num_warps"], device)
         zeros = elements_per_thread(config["ENTRIES"] * config["BLOCK"], config["num_warps"], device)
-        return (8 <= sums <= 64 or config["num_warps"] == 4) and sums <= 64 and zeros <= 128
+        return sums <= 64 and (sums >= 16 or config["num_warps"] == 4) and zeros <= 128
 
-    blocks = [size for size in (128, 256, 512, 1024, 2048) if size <= span] or [span]
-    return Space(ENTRIES=[1, 2, 4, 8, 16], ROWS=[2, 4, 8, 16, 32], BLOCK=blocks, num_warps=[4, 8]).require(
-        "8 to 64 sums and at most 128 zeros a thread", share
+    blocks = [size for size in (256, 512, 1024) if size <= span] or [span]
+    return Space(ENTRIES=[2, 8, 16], ROWS=[4, 8, 16, 32], BLOCK=blocks, num_warps=[4, 8]).require(
+        "16 to 64 sums and at most 128 zeros a thread", share
     )
 
 
