@@ -94,7 +94,7 @@ class CallFamily:
 CheckMaker = Callable[..., TorchCheck]
 """``make(*tensors)``: the guard of a table entry, see ``EntryMaker.check_maker``."""
 
-Answer = tuple[Callable[..., Any], Resolved, CheckMaker, bool]
+FamilyAnswer = tuple[Callable[..., Any], Resolved, CheckMaker, bool]
 """A plan's function, its Resolved, the maker of its entry's guard, and whether the outputs are to be checked."""
 
 Member = tuple[Callable[..., Any], Resolved, CheckMaker, bool, Hashable, Sequence[FreeValue], CallFamily]
@@ -179,7 +179,7 @@ class Families:
             run = counting_writes(run, self._schema)
         return self._gradients.recording(run) if family.gradient else run
 
-    def _resized(self, family: CallFamily, arguments: Arguments) -> Answer | None:
+    def _resized(self, family: CallFamily, arguments: Arguments) -> FamilyAnswer | None:
         problem = family.pose(arguments)
         first_choice = family.first_choice
         if first_choice is None:
