@@ -14,9 +14,6 @@ from ..problem import Value
 PROBED = "probed"
 """The name of a trial's detail that is true if the candidate was met with all probes: it may enter the finals."""
 
-CLAIM = "claim"
-"""The key of the message that has a worker make its context on the device before its first job, and of the answer."""
-
 Status = str
 """The status of a trial.
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from ...artifact import Target
 from ...backends.inductor.conditions import GpuProperties
-from ...backends.inductor.headers import HEADERS
-from ...paths import cache_folder
 from ...tuner.jobs import CompileJob, to_json
 from ...tuner.limits import Limits
 from ...tuner.processes.process import Child
@@ -41,7 +39,7 @@ class AheadProcess:
     """Compiles variants of torch.compile one after another for one device, which need not be here.
 
     Its cache is a folder of its own: an artifact's name does not tell the model of GPU, and all that is new in the
-    folder belongs to the variant. Headers are the user's own cache's, precompiled once. ``plugins``: files to load.
+    folder belongs to the variant. ``plugins``: files to load.
     """
 
     def __init__(self, gpu: GpuProperties, plugins: Sequence[Path], limits: Limits | None = None) -> None:
@@ -49,8 +47,6 @@ class AheadProcess:
         self._limits = limits or Limits()
         self._folder = tempfile.TemporaryDirectory(prefix="kernel-registry-")
         self._root = Path(self._folder.name).resolve()
-        (self._root / "torchinductor").mkdir(mode=0o700)
-        (self._root / "torchinductor" / HEADERS).symlink_to(cache_folder("torchinductor", HEADERS))
         self._child: Child | None = None
         self._known: set[Path] = set()
         self._refused = ""

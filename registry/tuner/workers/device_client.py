@@ -15,7 +15,7 @@ import msgspec
 
 from ...device import Device
 from ...errors import RegistryError
-from ..jobs import CLAIM, BlockJob, DeviceJob, JobAnswer, Outcome, TimedBlock, to_json
+from ..jobs import BlockJob, DeviceJob, JobAnswer, Outcome, TimedBlock, to_json
 from ..limits import Limits
 from ..measure import nvml
 from ..processes.channels import MOST_FAILED_STARTS, forget, send, settle
@@ -98,11 +98,6 @@ class DeviceWorker:
         self._jobs.append(job)
         self._send()
 
-    def claim(self) -> None:
-        """Have the process make its context on the device before its first job: nothing is measured there now."""
-        self._claims = True
-        self._send()
-
     def check_deadlines(self) -> None:
         """Replace a worker whose step takes too long, or that has ended while its socket is still open."""
         if self.lost:
@@ -133,7 +128,7 @@ class DeviceWorker:
         self._child = Child(self._program.module, arguments, memory_bytes=self._limits.memory)
         self._selector.register(self._child, selectors.EVENT_READ, self._readable)
         self._sent = 0
-        self._ready = self._claims = False
+        self._ready = False
         self._busy = False
         self._enter("start")
 
@@ -145,10 +140,6 @@ class DeviceWorker:
         self._deadline = self._entered + self._limits.seconds(step)
 
     def _send(self) -> None:
-        if self._ready and self._claims:
-            self._claims = False
-            send(self._selector, self._child, {CLAIM: True})
-            self._enter("start")
         while self._ready and self._sent < min(len(self._jobs), _IN_FLIGHT):
             send(self._selector, self._child, to_json(self._jobs[self._sent]))
             self._sent += 1
@@ -171,7 +162,7 @@ class DeviceWorker:
 
     def _handle(self, message: Message) -> bool:
         """Take in a message; False for an invalid one, after which the process must go."""
-        if message.get("ready") or message.get(CLAIM):
+        if message.get("ready"):
             self._ready, self._deadline = True, math.inf
             self._send()
             return True

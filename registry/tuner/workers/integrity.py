@@ -139,14 +139,24 @@ class _Part:
         for part, was in self._callables.items():
             if now.get(part) is not was:
                 yield Replaced(f"{self._name}.{part}", _owner(now.get(part)))
-                # contracts are frozen
-                set_part = setattr if isinstance(self.place, type | ModuleType) else object.__setattr__
-                set_part(self.place, part, was)
+                self._put_back(part, was)
         hides_names = isinstance(self.place, type) or self._name.startswith(WATCHED)
         self._may_hide = tuple(part for part in self._names if hides_names and part not in self._first_names)
         for part in filter(self._hides, self._may_hide):
             yield Replaced(f"{self._name}.{part}", _owner(now[part]))
-            delattr(self.place, part)
+            if isinstance(self.place, type):
+                type.__delattr__(self.place, part)
+            else:
+                del now[part]
+
+    def _put_back(self, part: str, was: Any) -> None:
+        """Write to a place as its own kind does, not as a plugin may have it refuse."""
+        if isinstance(self.place, type):
+            type.__setattr__(self.place, part, was)
+        elif isinstance(self.place, ModuleType):
+            vars(self.place)[part] = was
+        else:
+            object.__setattr__(self.place, part, was)
 
     def _hides(self, part: str) -> bool:
         if isinstance(self.place, type):
@@ -161,6 +171,8 @@ class Integrity:
         self._parts: list[_Part] = []
         self._contracts: list[_Part] = []
         self._unsettled: list[_Part] = []
+        self._suspects: dict[_Part, None] = {}
+        """Places that were written to, and that no look has been through with."""
         self._writes = DictionaryWrites()
         self._kept: set[int] = set()
         self._watch(_places())
@@ -183,13 +195,24 @@ class Integrity:
     def restore(self) -> list[Replaced]:
         """Undo every replacement since construction; returns the replacements."""
         # told before the parts are looked at: a write in the meantime is found at the next call
-        written = [self._parts[place] for place in self._writes.since_the_last_look()]
+        self._suspects |= dict.fromkeys(self._parts[place] for place in self._writes.since_the_last_look())
         hiding = (part for part in self._unsettled if part.hides_a_name)
-        suspects = dict.fromkeys((*written, *hiding, *self._contracts))
-        found = [replaced for part in suspects if not part.is_as_it_was for replaced in part.restore()]
-        if written:
-            self._unsettled = [part for part in self._parts if not part.is_settled]
+        suspects = dict.fromkeys((*self._suspects, *hiding, *self._contracts))
+        found: list[Replaced] = []
+        for part in suspects:
+            if not part.is_as_it_was:
+                found += part.restore()
+            # not before: what an exception has interrupted is looked at again
+            if part in self._suspects:
+                del self._suspects[part]
+                self._settle(part)
         return found
+
+    def _settle(self, part: _Part) -> None:
+        if part in self._unsettled:
+            self._unsettled.remove(part)
+        if not part.is_settled:
+            self._unsettled.append(part)
 
 
 class Trust:
@@ -216,10 +239,10 @@ class Trust:
         """
         if implementation.op not in self._admitted:
             # an op's plugins are imported once; later replacements are found after each trial
-            self._admitted.add(implementation.op)
-            for replaced in self._integrity.restore():
+            for replaced in self._look():
                 self._guilty.setdefault(replaced.owner, _told([replaced]))
             self._restore_settings()
+            self._admitted.add(implementation.op)
         if message := self._guilty.get(_top(type(implementation).__module__)):
             raise WrongError("error", message)
 
@@ -228,9 +251,17 @@ class Trust:
 
         After a replacement no time of this worker can be believed: ``lost`` is set.
         """
-        replaced, settings = self._integrity.restore(), self._restore_settings()
+        replaced, settings = self._look(), self._restore_settings()
         self.lost = self.lost or bool(replaced)
         return _told(replaced) if replaced else "; ".join(settings)
+
+    def _look(self) -> list[Replaced]:
+        """The replacements, undone. Where the look is interrupted, e.g. by a plugin's timer, the worker is ``lost``."""
+        try:
+            return self._integrity.restore()
+        except BaseException:
+            self.lost = True
+            raise
 
     def _restore_settings(self) -> list[str]:
         """Undo changed settings of the process; returns a message for each."""

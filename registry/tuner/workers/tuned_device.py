@@ -43,12 +43,11 @@ class TunedDevice:
     def replace(self, *, last: bool) -> None:
         """Replace the worker by a fresh process.
 
-        Its context on the device is made while the old process ends. On a GPU a spare process starts meanwhile, unless
-        this replacement is the ``last``; it does not touch the device yet, on which the fresh process measures.
+        On a GPU a spare process starts meanwhile, unless this replacement is the ``last``; it touches the device only
+        at its first job.
         """
         self.look()
         fresh, self._spare = self._spare or self._start(self), None
-        fresh.claim()
         if self.worker is not None:
             self.worker.close()
         self.worker = fresh

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -23,7 +22,7 @@ from ...backends import kernel_limit
 from ...device import Device
 from ...discovery.catalog import Catalog
 from ...errors import DeviceError
-from ..jobs import CLAIM, BlockJob, CompileJob, DeviceJob, Outcome, TrialJob, VerificationJob, job_from_json
+from ..jobs import BlockJob, CompileJob, DeviceJob, Outcome, TrialJob, VerificationJob, job_from_json
 from ..measure.nvml import identity_of
 from ..processes.process import Parent
 from .device_lock import DeviceLock
@@ -55,36 +54,20 @@ def serve(parent: Parent, label: str, identity: str, make: Callable[[Device], Wo
     # modules that are loaded by now stay: the garbage collector need not go through them while something is timed
     gc.freeze()
     parent.send({"ready": True})
-    began: _AtWork | None = None
+    worker: Worker | None = None
     for message in parent:
-        if message.get(CLAIM):
-            began = began or _begun(label, identity, make)
-            parent.send({CLAIM: True})
-            continue
         job = job_from_json(message)
         announce = partial(_announce, parent, int(message["id"]))
-        if began is None:
-            # not before it is told to: another worker may still be measuring on this device
+        if worker is None:
+            # not before the first job: another worker may still be measuring on this device
             announce("start")
-            began = _begun(label, identity, make)
-        with began.lock.held(partial(announce, "wait")):
-            _answer(parent, began.worker, job, announce, began.device)
+            device = _claimed(label, identity)
+            worker = make(device)
+            lock, folder = DeviceLock(device), Path.cwd()
+        with lock.held(partial(announce, "wait")):
+            _answer(parent, worker, job, announce, device)
         with contextlib.suppress(OSError):
-            os.chdir(began.folder)  # the next candidate must not start in a folder that this one has changed to
-
-
-class _AtWork(NamedTuple):
-    """What a process has from its claim or first job on."""
-
-    device: Device
-    worker: Worker
-    lock: DeviceLock
-    folder: Path
-
-
-def _begun(label: str, identity: str, make: Callable[[Device], Worker]) -> _AtWork:
-    device = _claimed(label, identity)
-    return _AtWork(device, make(device), DeviceLock(device), Path.cwd())
+            os.chdir(folder)  # the next candidate must not start in a folder that this one has changed to
 
 
 def _answer(parent: Parent, worker: Worker, job: DeviceJob | CompileJob, announce: Announce, device: Device) -> None:

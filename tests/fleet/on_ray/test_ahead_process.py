@@ -12,7 +12,6 @@ import pytest
 
 from registry.backends.inductor import InductorImplementation
 from registry.backends.inductor.conditions import GpuProperties, conditions, differing
-from registry.backends.inductor.headers import HEADERS
 from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.fleet.on_ray import ahead_process
@@ -21,7 +20,6 @@ from registry.fleet.on_ray.ahead_process import AheadFiles, AheadProcess
 from registry.fleet.on_ray.artifact_files import digest_of, install
 from registry.fleet.on_ray.compiling_ahead import AheadVariant, key_of, variants_ahead
 from registry.fleet.on_ray.described_device import DescribedDevice
-from registry.paths import cache_folder
 from registry.problem import Problem
 from registry.tuner.limits import Budget, Limits
 from registry.tuner.options import TuneOptions
@@ -109,7 +107,6 @@ def test_a_variant_for_the_cpu_runs_right_in_a_worker_that_compiles_nothing(
 ) -> None:
     made = compiled(on_cpu, catalog, CPU)
     assert not made.fault
-    assert list(cache_folder("torchinductor", HEADERS).glob("*.gch")), "precompiled once for all processes of the user"
     assert [Path(path).suffix for path in made.files][-1] == ".bin"
     cache = installed(made.files, tmp_path / "other", monkeypatch)
     before = compiled_files(cache)

@@ -8,6 +8,7 @@ import inspect
 import statistics
 import time
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from registry.tuner.verify import probes, session, timed, verify
 from registry.tuner.verify import verdicts as checks
 from registry.tuner.verify.verdicts import WrongError
 from registry.tuner.workers import dictionary_writes, worker
-from registry.tuner.workers.integrity import WATCHED, Integrity, Trust
+from registry.tuner.workers.integrity import WATCHED, Integrity, Trust, _Part
 
 HERE = __name__.partition(".")[0]
 
@@ -198,3 +199,37 @@ def test_a_setting_of_the_whole_process_is_put_back(integrity: Integrity) -> Non
     assert "default dtype to torch.float64" in breach
     assert trust.breach() == ""
     assert not trust.lost
+
+
+def test_what_an_interrupted_look_has_not_reached_is_found_by_the_next(
+    integrity: Integrity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    trust = Trust(integrity)
+    was = worker.verify
+    monkeypatch.setattr(worker, "verify", lambda *_: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Part, "restore", interrupt)
+        with pytest.raises(InterruptedError):
+            trust.breach()
+    assert trust.lost
+    assert "registry.tuner.workers.worker.verify" in trust.breach()
+    assert worker.verify is was
+
+
+def test_places_that_refuse_to_be_written_to_are_written_to_all_the_same(integrity: Integrity) -> None:
+    class Shut(ModuleType):
+        def __setattr__(self, name: str, value: object) -> None:
+            raise RuntimeError("shut")
+
+    was = worker.verify
+    worker.__class__ = Shut
+    try:
+        vars(worker)["verify"] = lambda *_: None
+        assert [replaced.name for replaced in integrity.restore()] == ["registry.tuner.workers.worker.verify"]
+        assert worker.verify is was
+    finally:
+        ModuleType.__setattr__(worker, "__class__", ModuleType)
+        worker.verify = was
