@@ -86,16 +86,15 @@ def compiler_caches() -> dict[str, str]:
     torch's default is a folder in the temporary directory that belongs to the user who made it first; torch writes it
     into the environment at its first use. Inductor stores the place of Triton's folder, so both are set together.
     """
-    given = os.environ.get(INDUCTOR_CACHE, "")
+    given = os.environ.get(_INDUCTOR_CACHE, "")
     own = str(cache_folder("torchinductor"))
     chosen = given not in {"", own} and not Path(given).name.startswith("torchinductor_")
-    return {} if chosen else {INDUCTOR_CACHE: own, "TRITON_CACHE_DIR": str(cache_folder("triton"))}
+    return {} if chosen else {_INDUCTOR_CACHE: own, "TRITON_CACHE_DIR": str(cache_folder("triton"))}
 
 
 _ROOM_BYTES = 4 << 20
 _ELSEWHERE = "set KERNEL_REGISTRY_CACHE to a folder of your own"
-INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
-"""The environment variable that names Inductor's cache."""
+_INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def _place_new(part: Path, path: Path) -> None:
