@@ -124,6 +124,7 @@ def finals_seconds(searched: Sequence[Findings], devices: int = 1, blocks: int =
         min(findings.seconds, blocks * ROUNDS * _ENTRANTS * max(us, _SAMPLE_US) / 1e6) for findings, us in right
     )
     looks_s = sum(
-        blocks * (max(_SETUP_S, findings.setup_seconds(_ENTRANTS)) + _ENTRANTS * us / 1e6) for findings, us in right
+        max(blocks * _SETUP_S, findings.setup_seconds(_ENTRANTS, blocks)) + blocks * _ENTRANTS * us / 1e6
+        for findings, us in right
     )
     return (rounds_s + looks_s) / min(devices, len(right)) + blocks * _START_S

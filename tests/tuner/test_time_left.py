@@ -27,8 +27,8 @@ class Found:
     seconds: float = 30.0
     setup_s: float = 0.0
 
-    def setup_seconds(self, entrants: int) -> float:
-        return self.setup_s * entrants
+    def setup_seconds(self, entrants: int, blocks: int) -> float:
+        return self.setup_s * entrants * blocks
 
 
 @dataclass

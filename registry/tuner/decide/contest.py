@@ -14,7 +14,6 @@ from ...dispatch.plans.plan import Candidate
 from ..events import Incumbent
 from ..jobs import Entrant, JobAnswer, TimedBlock
 from ..limits import PRE_FINALISTS
-from ..planning.twin import LARGE_BYTES
 from ..search.findings import Findings
 from .judge import (
     ALPHA,
@@ -92,8 +91,7 @@ class Contest:
     @property
     def is_long(self) -> bool:
         """Whether to verify takes longer than a block's rounds: entrants are then verified in the last block only."""
-        plan = self.findings.plan
-        return plan.op.floor(plan.problem).bytes > LARGE_BYTES or self.rounds < ROUNDS
+        return self.findings.plan.is_large or self.rounds < ROUNDS
 
     @property
     def early_rounds(self) -> int:

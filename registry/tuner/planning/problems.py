@@ -18,7 +18,7 @@ from ...errors import PluginError, UnknownNameError
 from ...implementation import Implementation
 from ...problem import Arguments, Problem, TensorSpec
 from ...space import Config, Space
-from .twin import twin_of
+from .twin import is_large, twin_of
 
 _MEMORY_SHARE = 0.8
 _SCRATCHES = 2
@@ -75,6 +75,11 @@ class ProblemPlan:
     def candidates(self) -> int:
         """Size of the joint space."""
         return sum(len(choice.configs) for choice in self.supported)
+
+    @cached_property
+    def is_large(self) -> bool:
+        """Whether to verify a candidate takes longer than to time it in a block of the finals."""
+        return is_large(self.op, self.problem)
 
     @cached_property
     def arguments(self) -> Arguments:

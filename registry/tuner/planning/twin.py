@@ -23,12 +23,17 @@ _MULTIPLE = 16
 """A multiple of this is only halved to another multiple of it: compilers specialise on divisibility."""
 
 
+def is_large(op: Op, problem: Problem) -> bool:
+    """Whether the problem moves so many bytes that its references take far longer than its launches."""
+    return op.floor(problem).bytes > LARGE_BYTES
+
+
 def twin_of(op: Op, problem: Problem) -> Problem | None:
     """The problem with its dynamic dimensions halved, the largest first, until it moves at most 32 MiB.
 
     None where the problem is not large, or where no halving brings it below 64 MiB.
     """
-    if op.floor(problem).bytes <= LARGE_BYTES:
+    if not is_large(op, problem):
         return None
     twin = _halved(op, problem, lambda each, _: op.floor(each).bytes > _TWIN_BYTES)
     return None if op.floor(twin).bytes > LARGE_BYTES // 2 else twin
@@ -39,15 +44,15 @@ def of_few_elements(op: Op, problem: Problem) -> Problem:
     return _halved(op, problem, lambda each, size: size > _FEW or op.floor(each).bytes > _FEW_BYTES)
 
 
-def _halved(op: Op, problem: Problem, is_large: Callable[[Problem, int], bool]) -> Problem:
-    """The problem with its largest dynamic dimension halved while it ``is_large`` and half of it is a multiple of 16.
+def _halved(op: Op, problem: Problem, goes_on: Callable[[Problem, int], bool]) -> Problem:
+    """The problem with its largest dynamic dimension halved while it ``goes_on`` and half of it is a multiple of 16.
 
-    ``is_large`` is given a problem and the size of its largest dynamic dimension.
+    ``goes_on`` is given a problem and the size of its largest dynamic dimension.
     """
     while op.dynamic:
         name = max(op.dynamic, key=lambda each: int(problem.dims[each]))
         size = int(problem.dims[name])
-        if size % (2 * _MULTIPLE) or not is_large(problem, size):
+        if size % (2 * _MULTIPLE) or not goes_on(problem, size):
             break
         try:
             problem = op.problem_of({**problem.dims, name: size // 2})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +13,9 @@ from ...dispatch.plans.plan import Candidate
 from ..jobs import Entrant
 from ..limits import DEFAULT_SECONDS, PRE_FINALISTS
 from ..planning.problems import ProblemPlan
+
+_KINDS_IN_BLOCK, _MIXTURES_IN_TRIAL = 2, 2
+"""Kinds of inputs that an entrant of a block is verified on, and those that a trial meets beside the op's own."""
 
 
 @dataclass(frozen=True)
@@ -54,21 +57,25 @@ class Findings:
         self._tried: dict[str, Finding] = {}
         self._artifacts: dict[str, tuple[Artifact, ...]] = {}
         self._probed: set[str] = set()
-        self._ready_s: list[float] = []
+        self._loaded_s: list[float] = []
+        self._verified_s: list[float] = []
 
     def took(self, steps: Mapping[str, float]) -> None:
         """Take in the seconds of a trial's steps on the device."""
         if "load" in steps:
-            self._ready_s.append(steps["load"] + steps.get("verify", 0.0))
+            self._loaded_s.append(steps["load"])
+            self._verified_s.append(steps.get("verify", 0.0))
 
-    def setup_seconds(self, entrants: int) -> float:
-        """About the seconds that a fresh process needs before it times so many candidates; 0 before any trial.
+    def setup_seconds(self, entrants: int, blocks: int) -> float:
+        """About the seconds that so many blocks of finals take beside timing so many entrants; 0 before any trial.
 
-        The first trial made the inputs and what they give in float64, which a fresh process does once; each entrant
-        takes as long as a later trial.
+        The first trial made the inputs and what they give in float64, which the fresh process of a block does once; of
+        each entrant it takes as long as of a later trial. But a trial meets all kinds of inputs and two mixtures, a
+        block the timed kind and one mixture; and entrants of a large problem are verified in the last block only.
         """
-        first, *later = self._ready_s or [0.0]
-        return first + (entrants * statistics.median(later) if later else 0.0)
+        part = _KINDS_IN_BLOCK / (len(self.plan.op.kinds) + _MIXTURES_IN_TRIAL)
+        verified = 1 if self.plan.is_large else blocks
+        return blocks * _together(self._loaded_s, entrants) + verified * part * _together(self._verified_s, entrants)
 
     def learn(self, told: Finding) -> None:
         """Take in the outcome of a trial."""
@@ -192,3 +199,9 @@ class Findings:
     def _by_time(self, *, censored: bool) -> list[Candidate]:
         right = [tried for tried in self._tried.values() if tried.right and tried.censored == censored]
         return [tried.candidate for tried in sorted(right, key=lambda tried: tried.median_us or 0.0)]
+
+
+def _together(seconds: Sequence[float], entrants: int) -> float:
+    """The first of these seconds, and the median of the others for each entrant; 0 where there are none."""
+    first, *later = seconds or [0.0]
+    return first + (entrants * statistics.median(later) if later else 0.0)

@@ -461,7 +461,7 @@ def test_each_problem_meets_in_as_many_processes_as_its_own_decade_needs(
     short: int,
     first: bool,
 ) -> None:
-    monkeypatch.setattr("registry.tuner.decide.contest.LARGE_BYTES", 0)
+    monkeypatch.setattr("registry.tuner.planning.twin.LARGE_BYTES", 0)
     recorder, bench, events = recorders(), Bench(HONEST), list[Event]()
     few = [searched(planned_short, recorder, {name: us / 20 for name, us in HONEST.items()}) for _ in range(short)]
     many = [searched(planned, recorder, HONEST) for _ in range(USUAL_IS_KNOWN)]
@@ -502,7 +502,7 @@ def test_a_large_problem_is_verified_in_the_last_block_only(
     planned: ProblemPlan, recorders: Callable[[], RunStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(HONEST)
-    monkeypatch.setattr("registry.tuner.decide.contest.LARGE_BYTES", 0)
+    monkeypatch.setattr("registry.tuner.planning.twin.LARGE_BYTES", 0)
     decide(planned, recorders(), bench)
     assert [job.verify for job in bench.finals] == [False] * (MOST_BLOCKS - 1) + [True]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from registry.artifact import Artifact, Built, Signature, Variant
 from registry.contracts import SOFTMAX
 from registry.device import Device
@@ -222,10 +224,21 @@ def test_one_alone_of_several_implementations_decides_nothing() -> None:
 
 def test_a_fresh_process_makes_inputs_once_and_each_entrant_takes_as_long_as_a_later_trial() -> None:
     findings = a_search(Budget()).findings
-    assert findings.setup_seconds(5) == 0.0
+    assert findings.setup_seconds(5, 3) == 0.0
     findings.took({"load": 0.5, "verify": 2.5, "measure": 1.0})
-    assert findings.setup_seconds(5) == 3.0, "what one trial took tells nothing of others, which find the inputs made"
+    part = 2 / (2 + len(SOFTMAX.kinds))
+    alone = "what one trial took tells nothing of others, which find the inputs made"
+    assert findings.setup_seconds(5, 1) == pytest.approx(0.5 + part * 2.5), alone
     for verify in (0.1, 0.2, 9.0):
         findings.took({"load": 0.1, "verify": verify})
     findings.took({"verify": 50.0})
-    assert abs(findings.setup_seconds(5) - (3.0 + 5 * 0.3)) < 1e-9
+    of_block = 0.5 + 5 * 0.1 + part * (2.5 + 5 * 0.2)
+    assert findings.setup_seconds(5, 1) == pytest.approx(of_block)
+    assert findings.setup_seconds(5, 3) == pytest.approx(3 * of_block)
+
+
+def test_entrants_of_a_large_problem_are_verified_in_one_block() -> None:
+    large = Problem("softmax", {"rows": 8192, "cols": 8192, "dtype": "float32"})
+    findings = Findings(ProblemPlan(large, SOFTMAX, Device.of("cpu"), ()), 0)
+    findings.took({"load": 0.5, "verify": 5.0})
+    assert findings.setup_seconds(5, 3) == pytest.approx(3 * 0.5 + 2 / (2 + len(SOFTMAX.kinds)) * 5.0)
