@@ -182,6 +182,22 @@ def test_numerics_of_several_chunks(gradient: str, block: int) -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 @pytest.mark.usefixtures("_interpreter_that_loops")
+@pytest.mark.parametrize(("rows", "vocabulary"), [(300, 3), (31, 1), (64, 1)])
+def test_numerics_of_entries_that_many_rows_name(rows: int, vocabulary: int) -> None:
+    """Rows before, in and after chunks that are one entry's alone; chunks of two entries; fewer rows than a chunk."""
+    op, device = OPS["embedding_backward"], Device.of("cpu")
+    (implementation,) = [each for each in FORMS[op.name] if each.name == "triton.sorted"]
+    dims = {"rows": rows, "cols": 40, "vocabulary": vocabulary, "frequency": "skewed", "dtype": "float32"}
+    problem = op.problem_of(dims)
+    values = op.inputs(problem, op.kinds[0], torch.Generator().manual_seed(3))
+    config = implementation.default(problem, device)
+    plan = build(op, Candidate(implementation, config), problem, op.arguments(values), device)
+    found = judged(op, problem, plan(*values), values)
+    assert found.ok, (problem, config, found)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.usefixtures("_interpreter_that_loops")
 @pytest.mark.parametrize("zeros", ["none", "integer", "float"])
 def test_numerics_of_written_weights_and_torchs_grouped_product(zeros: str) -> None:
     """Experts without rows, whose weights are not written, and rows of no expert at both ends."""

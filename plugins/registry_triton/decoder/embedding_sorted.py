@@ -18,13 +18,15 @@ _MOST_ROWS = 65_536
 """The rank of a row is found by comparing it with all rows."""
 _RANKED, _SCANNED, _FOUND = 16, 128, 1024
 """Rows that a program ranks, rows that it compares them with at once, and entries whose first row a program finds."""
+_CHUNK = 32
+"""Rows of one entry that are summed ahead: of a language's most frequent token a sixteenth of all rows are."""
 
 
 class SortedEmbeddingBackward(TritonImplementation):
     """Rows are ranked by index, without a sort; then a program writes a block of the weight's gradient, in one pass.
 
-    Entries without rows, of a large vocabulary nearly all, cost a write. Rows are added in their own order, so that
-    results do not change from call to call.
+    Entries without rows, of a large vocabulary nearly all, cost a write. Of entries with many rows, chunks are summed
+    before by programs of their own. The order of additions is fixed, so that results do not change from call to call.
     """
 
     op = "embedding_backward"
@@ -48,16 +50,20 @@ class SortedEmbeddingBackward(TritonImplementation):
         return 0.5
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
-        """The rows in order, their indices, and the place of each entry's first row."""
+        """The rows in order, their indices, the place of each entry's first row, and the sums of chunks."""
         rows, entries = (problem.rows,), (problem.vocabulary + 1,)
+        chunks = max(1, problem.rows // _CHUNK), problem.cols
         return {
             "order": TensorSpec.contiguous(rows, torch.int32),
             "sorted_indices": TensorSpec.contiguous(rows, torch.int32),
             "first": TensorSpec.contiguous(entries, torch.int32),
+            "chunk_sums": TensorSpec.contiguous(chunks, torch.float32),
         }
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
         vocabulary, rows = problem.vocabulary, problem.rows
+        blocks = -(-problem.cols // config["BLOCK"])
+        sizes = {"COLS": problem.cols, "CHUNK": _CHUNK, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"]}
         return [
             Launch(
                 kernels.rank_rows,
@@ -74,16 +80,17 @@ class SortedEmbeddingBackward(TritonImplementation):
                 options={"num_warps": 4},
             ),
             Launch(
+                kernels.sum_chunks,
+                grid=(max(1, rows // _CHUNK) * blocks,),
+                args=("chunk_sums", "grad_y", "order", "sorted_indices", rows),
+                constants=sizes,
+                options=options(config),
+            ),
+            Launch(
                 kernels.sum_entries,
-                grid=(-(-vocabulary // config["ENTRIES"]) * -(-problem.cols // config["BLOCK"]),),
-                args=("grad_weight", "grad_y", "order", "first", _padding(problem)),
-                constants={
-                    "VOCABULARY": vocabulary,
-                    "COLS": problem.cols,
-                    "ENTRIES": config["ENTRIES"],
-                    "ROWS": config["ROWS"],
-                    "BLOCK": config["BLOCK"],
-                },
+                grid=(-(-vocabulary // config["ENTRIES"]) * blocks,),
+                args=("grad_weight", "grad_y", "order", "first", "chunk_sums", _padding(problem)),
+                constants={"VOCABULARY": vocabulary, "ENTRIES": config["ENTRIES"], **sizes},
                 options=options(config),
             ),
         ]

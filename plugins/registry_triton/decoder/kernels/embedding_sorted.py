@@ -57,12 +57,42 @@ def _sum_of_rows(grad_y, order, begin, end, col, COLS: tl.constexpr, ROWS: tl.co
     return tl.sum(total, 0)
 
 
+@triton.jit
+def _sum_of_chunks(chunk_sums, begin, end, col, COLS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for start in range(begin, end, ROWS):
+        chunk = (start + tl.arange(0, ROWS)).to(tl.int64)
+        mask = (chunk < end)[:, None] & (col < COLS)[None, :]
+        total += tl.load(chunk_sums + chunk[:, None] * COLS + col[None, :], mask=mask, other=0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def sum_chunks(
+    chunk_sums, grad_y, order, sorted_indices, rows, COLS: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program writes BLOCK columns of the sum of CHUNK rows in a row of the order, where all have one index."""
+    BLOCKS: tl.constexpr = (COLS + BLOCK - 1) // BLOCK
+    chunk = tl.program_id(0) // BLOCKS
+    begin = chunk * CHUNK
+    # of fewer rows than a chunk nothing is summed: what lies beyond the rows differs from any index
+    index = tl.load(sorted_indices + begin)
+    if index == tl.load(sorted_indices + begin + (CHUNK - 1), mask=begin + CHUNK <= rows, other=-2):
+        col = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+        total = _sum_of_rows(grad_y, order, begin, begin + CHUNK, col, COLS, ROWS, BLOCK)
+        tl.store(chunk_sums + chunk.to(tl.int64) * COLS + col, total, mask=col < COLS)
+
+
 @triton.jit(do_not_specialize=["padding_idx"])
 def sum_entries(
-    grad_weight, grad_y, order, first, padding_idx, VOCABULARY: tl.constexpr, COLS: tl.constexpr,
-    ENTRIES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    grad_weight, grad_y, order, first, chunk_sums, padding_idx, VOCABULARY: tl.constexpr, COLS: tl.constexpr,
+    ENTRIES: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program writes BLOCK columns of ENTRIES entries of the vocabulary; most have no rows, and are zeros."""
+    """A program writes BLOCK columns of ENTRIES entries of the vocabulary; most have no rows, and are zeros.
+
+    Of an entry with many rows it adds those before and after the chunks that are the entry's, and the chunks' sums.
+    """
     BLOCKS: tl.constexpr = (COLS + BLOCK - 1) // BLOCK
     entries = tl.program_id(0) // BLOCKS * ENTRIES
     col = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
@@ -77,6 +107,11 @@ def sum_entries(
         for entry in range(entries, last):
             begin = tl.load(first + entry)
             end = tl.where(entry == padding, begin, tl.load(first + entry + 1))
-            total = _sum_of_rows(grad_y, order, begin, end, col, COLS, ROWS, BLOCK)
+            chunk, chunk_end = (begin + (CHUNK - 1)) // CHUNK, end // CHUNK
+            before = tl.where(chunk < chunk_end, chunk * CHUNK, end)
+            after = tl.where(chunk < chunk_end, chunk_end * CHUNK, end)
+            total = _sum_of_rows(grad_y, order, begin, before, col, COLS, ROWS, BLOCK)
+            total += _sum_of_chunks(chunk_sums, chunk, chunk_end, col, COLS, ROWS, BLOCK)
+            total += _sum_of_rows(grad_y, order, after, end, col, COLS, ROWS, BLOCK)
             place = (tl.zeros([1], tl.int64) + entry) * COLS + col
             tl.store(grad_weight + place, total.to(grad_weight.dtype.element_ty), mask=col < COLS)
