@@ -21,11 +21,15 @@ _UNSORTED = 3072
 
 
 class DenseEmbeddingBackward(Native):
-    """``aten::embedding_dense_backward``: sorts the indices on a GPU, and adds halves of many rows in float32."""
+    """``aten::embedding_dense_backward``: sorts the indices on a GPU, and adds halves of many rows in float32.
+
+    The sort is not stable: rows of one index are added in another order at other addresses, as an H200 showed.
+    """
 
     op = "embedding_backward"
     name = "torch.dense"
     returns_outputs = True
+    deterministic = False
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         """Sums of halves that torch rounds on the way: on a CPU, and of few rows on a GPU, which it does not sort."""
