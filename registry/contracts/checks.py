@@ -89,7 +89,7 @@ def normalised_dim(op: str, dim: int, spec: TensorSpec, name: str = "x") -> int:
     rank = len(spec.shape)
     if not -rank <= dim < rank:
         check_dim(op, dim, rank, f" (shape {shape_text(spec.shape)})", name)
-    return dim % max(rank, 1)
+    return dim % (rank or 1)
 
 
 def check_dim(op: str, dim: int, rank: int, shown: str = "", name: str = "x") -> None:

@@ -102,9 +102,10 @@ class ResizedAnswer(Resolved):
         resized: Resized,
     ) -> ResizedAnswer:
         """The answer by a choice's plan. Made without ``__init__``, for speed: each new size of a call makes one."""
+        call, make_plan, scratch, run = resized
         made: ResizedAnswer = object.__new__(ResizedAnswer)
         own = made.__dict__
-        own["source"] = found, conditions, pose, *resized
+        own["source"] = found, conditions, pose, call, make_plan, scratch, run
         own["arguments"] = arguments
         own["calls"] = Counter()
         return made
