@@ -27,6 +27,8 @@ from tuning_db.records import now
 
 WIDTHS = 20
 WINNERS = 10_000
+TURNS = 5
+"""How often the lines of new sizes are measured, each time by dispatchers of their own."""
 
 Line = tuple[str, str, float, str]
 """Op, what was timed, a number, its unit."""
@@ -130,6 +132,14 @@ def one(op: str, *, contract: registry.Op | None = None, by: Nothing | None = No
         dispatcher.catalog.define(contract)
     dispatcher.register(by or Nothing(op))
     return dispatcher
+
+
+def in_turns(lines: Callable[[], Iterator[Line]]) -> Iterator[Line]:
+    """Each line with its median over some turns: one takes milliseconds, in which a host may be slow."""
+    turns = [list(lines()) for _ in range(TURNS)]
+    for same in zip(*turns, strict=True):
+        op, what, _, unit = same[0]
+        yield op, what, statistics.median(value for _, _, value, _ in same), unit
 
 
 def sizes(device: str, rounds: int) -> Iterator[Line]:
@@ -246,7 +256,7 @@ def _publish(database: Path, device: registry.Device, count: int) -> None:
 def lines(device: str, rounds: int) -> Iterator[Line]:
     """Every line for one device."""
     with torch.no_grad():
-        yield from sizes(device, rounds)
-        yield from attributes(device, rounds)
+        yield from in_turns(lambda: sizes(device, rounds))
+        yield from in_turns(lambda: attributes(device, rounds))
         yield from widths(device, rounds)
         yield from winners(device, rounds, WINNERS if rounds > 9 else WINNERS // 20)

@@ -29,7 +29,8 @@ def shape_text(shape: Iterable[int]) -> str:
 
 def float_tensor(arguments: Arguments, name: str, dtypes: tuple[torch.dtype, ...] = WIDE) -> TensorSpec:
     """The spec of tensor ``name``. Raises InvalidArgumentError if it is missing or has none of ``dtypes``."""
-    spec = arguments.tensor(name)
+    given = arguments.all.get(name)
+    spec = given if type(given) is TensorSpec else arguments.tensor(name)
     if spec.dtype not in dtypes:
         names = [dtype_name(dtype) for dtype in dtypes]
         raise InvalidArgumentError(
@@ -88,7 +89,7 @@ def normalised_dim(op: str, dim: int, spec: TensorSpec, name: str = "x") -> int:
     rank = len(spec.shape)
     if not -rank <= dim < rank:
         check_dim(op, dim, rank, f" (shape {shape_text(spec.shape)})", name)
-    return dim % max(rank, 1)
+    return dim % (rank or 1)
 
 
 def check_dim(op: str, dim: int, rank: int, shown: str = "", name: str = "x") -> None:

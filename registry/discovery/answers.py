@@ -86,6 +86,8 @@ def _refuse_empty(implementation: Implementation, space: Space) -> None:
 def declared_preference(implementation: Implementation, problem: Problem, device: Device) -> float:
     """The declared preference of an implementation. Raises WrongAnswerError, and the exceptions of ``preference``."""
     given = implementation.preference(problem, device)
+    if type(given) is float and -math.inf < given < math.inf:
+        return given
     # a number of numpy or torch is accepted, too
     if isinstance(given, str | bytes) or not hasattr(given, "__float__") or not math.isfinite(given):
         raise _wrong(implementation, "preference", given, "a finite number")

@@ -8,6 +8,7 @@ plain integers, as in a miss; the run is bound to loaded kernels. Every other ca
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -44,13 +45,16 @@ _ALIGNED: tuple[Condition, ...] = (aligned,)
 class CallFamily:
     """One family. ``plans`` has, by its id, each candidate that has answered a call of it.
 
-    ``gradient``: autograd records its calls. ``plain``: a plan's function is all that runs, without gradients and
-    without version counters. ``pose`` returns the problem that a call's arguments pose.
+    ``forms`` are those of its tensors, whether or not they require gradients; ``alone``: no other known family has
+    these. ``gradient``: autograd records its calls. ``plain``: a plan's function is all that runs, without gradients
+    and without version counters. ``pose`` returns the problem that a call's arguments pose.
     """
 
     __slots__ = (
+        "alone",
         "device",
         "first_choice",
+        "forms",
         "free",
         "grad",
         "gradient",
@@ -68,6 +72,8 @@ class CallFamily:
     def __init__(self, op: Op, guard: FamilyGuard, device: Device, arguments: Arguments, entries: EntryMaker) -> None:
         gradient = arguments.gradient
         self.specs = guard.specs
+        self.forms = tuple([form._replace(requires_grad=False) for form in guard.forms])
+        self.alone = True
         self.plain = not (op.parsed.mutates or gradient)
         self.on_gpu = device.type == "cuda"
         self.row_major = guard.row_major
@@ -114,6 +120,7 @@ class Families:
         self._entries = entries
         self._shape = entries.parts.shape
         self._key = entries.parts.key
+        self._compared = entries.parts.compared
         self._gradients = gradients
         self._mutates = schema.mutates
 
@@ -132,6 +139,9 @@ class Families:
         known = (CallFamily(self._op, guard, device, arguments, self._entries), *self.known)
         oldest = {id(family) for family in [one for one in known if one.strided][_MOST_STRIDED:]}
         self.known = tuple([family for family in known if id(family) not in oldest])[:MOST_FAMILIES]
+        forms = Counter(family.forms for family in self.known)
+        for family in self.known:
+            family.alone = forms[family.forms] == 1
 
     def member(self, values: tuple[Any, ...], table: Table) -> Member | None:
         """The answer to a call of these values; None if the miss must answer, or raise.
@@ -152,7 +162,8 @@ class Families:
                 return None
             shape = arguments.all[self._key].shape if self._key else self._shape(values)  # type: ignore[union-attr]
             entries = table.now.shapes.get(shape)
-            known = None if entries is None else _answer_in(entries, arguments)
+            # an entry of this family would have been a hit; others have equal arguments only where forms are equal
+            known = None if entries is None or family.alone else self._answer_in(entries, arguments, values)
             if known is None:
                 answer = self._resized(family, arguments)
                 if answer is None:
@@ -172,6 +183,15 @@ class Families:
         except Exception:  # the miss meets the fault again, and handles it
             return None
         return run, resolved, make_check, checked, shape, free, family
+
+    def _answer_in(self, entries: Iterable[Unpacked], arguments: Arguments, values: tuple[Any, ...]) -> Resolved | None:
+        """The answer of an entry that was resolved for a call of these arguments, with no condition but alignment.
+
+        Entries with other compared values, of which there may be many, are passed over at once.
+        """
+        given = self._compared(values)
+        alike = (entry[-1] for entry in entries if entry[1] == given)
+        return next((known for known in alike if _answers(known, arguments)), None)
 
     def _as_operation(self, run: Callable[..., Any], family: CallFamily) -> Callable[..., Any]:
         """``run`` with torch's version counters and gradient."""
@@ -197,7 +217,7 @@ class Families:
         if resized is None and (resized := self._bound(family, candidate, problem, arguments)) is None:
             return None
         conditions, make_check = family.narrow if found.narrow else family.usual
-        answer = ResizedAnswer.of(found, conditions, problem, arguments, resized)
+        answer = ResizedAnswer.of(found, conditions, family.pose, arguments, resized)
         return resized[0], answer, make_check, candidate.implementation.returns_outputs
 
     def _bound(
@@ -218,11 +238,6 @@ class Families:
         # the plan holds the candidate, so that its id stays unique
         family.plans[id(candidate)] = Resizing(plan, device, runs, row_major=family.row_major)
         return plan.call, lambda *_: plan, None, None
-
-
-def _answer_in(entries: Iterable[Unpacked], arguments: Arguments) -> Resolved | None:
-    """The answer of an entry that was resolved for a call of these arguments, with no condition but alignment."""
-    return next((entry[-1] for entry in entries if _answers(entry[-1], arguments)), None)
 
 
 def _answers(known: Resolved, arguments: Arguments) -> bool:

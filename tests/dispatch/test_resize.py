@@ -95,6 +95,71 @@ def test_an_int_that_grows_at_each_call_is_a_size_unless_binding_looked_at_it(ea
     assert shifted.bound == ([3, 4, 5] if early else [-1])
 
 
+def shifting() -> Dispatcher:
+    dispatcher = Dispatcher(Catalog(entry_points=()))
+    dispatcher.catalog.define(SHIFTED)
+    dispatcher.register(Shifted(early=False))
+    return dispatcher
+
+
+def test_each_of_many_ints_at_one_shape_has_its_own_answer_and_is_a_hit_again() -> None:
+    dispatcher, x = shifting(), torch.randn(8)
+    positions = [0, 1, -1, 300, 70_000, -70_000, 2**31 - 1]
+    for again in (False, True):
+        for position in (int(str(one)) for one in positions):  # equal ints that are not identical
+            torch.testing.assert_close(dispatcher.call("acme::shifted", x, position), x + position)
+            told = dispatcher.explain("acme::shifted", x, position)
+            assert told.problem is not None
+            assert (told.problem.position, told.calls) == (position, 1 + again)
+    assert dispatcher.bound("acme::shifted").miss.count == len(positions)
+
+
+FACTORS = {2: 1, 3: 1.0, 4: True, 5: 0.0, 6: -0.0, 7: -0.0, 8: 0.0}
+
+
+class Factor(Implementation):
+    """Writes the sign and the type of a static dimension by which it was bound."""
+
+    op, name = "acme::factor", "acme.factor"
+    device_types = frozenset({"cpu"})
+    any_size = True
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        told = float(len(repr(problem.factor)))
+        return lambda outputs, *_: outputs[0].fill_(told)
+
+
+def test_a_run_of_any_size_serves_equal_static_dimensions_of_one_type_and_sign() -> None:
+    dispatcher = Dispatcher(Catalog(entry_points=()))
+    op = replace(
+        SHIFTED,
+        name="acme::factor",
+        schema="acme::factor(Tensor x) -> Tensor y",
+        fake=torch.empty_like,
+        problem=lambda arguments: {"n": (n := arguments.tensor("x").numel), "factor": FACTORS[n]},
+        static=frozenset({"factor"}),
+        dynamic=frozenset({"n"}),
+    )
+    dispatcher.catalog.define(op)
+    dispatcher.register(Factor())
+    written = [float(dispatcher.call("acme::factor", torch.zeros(n))[0]) for n in FACTORS]
+    assert written == [len(repr(factor)) for factor in FACTORS.values()]
+
+
+def test_an_answer_in_another_state_of_torch_is_that_of_the_same_ints() -> None:
+    if below_autograd is None:
+        pytest.skip("this torch has no such state")
+    dispatcher, x = shifting(), torch.randn(8)
+    for position in (3, 4, 5):
+        dispatcher.call("acme::shifted", x, position)
+    with below_autograd():
+        dispatcher.call("acme::shifted", torch.randn(7), 4)
+        torch.testing.assert_close(dispatcher.call("acme::shifted", x, 4), x + 4)
+    entries = dispatcher.bound("acme::shifted").table.now.shapes[torch.Size([8])]
+    assert [entry[-1].problem.position for entry in entries] == [4, 5, 4, 3]
+    assert entries[0][-1] is entries[2][-1]
+
+
 def test_a_fake_is_asked_again_where_what_it_reads_has_changed() -> None:
     asked: list[int] = []
 

@@ -20,6 +20,7 @@ class EntryMaker:
 
     def __init__(self, schema: Schema) -> None:
         self.parts = CallParts(schema)
+        self._compared, self._tensors = self.parts.compared, self.parts.tensors
         self._free = frozenset(place for place, one in enumerate(schema.parameters) if one.kind in _MAY_DIFFER)
         self._names = schema.names
         tensors = [one for one in schema.parameters if one.kind == "Tensor"]
@@ -98,14 +99,15 @@ class EntryMaker:
 
         ``shape`` is the shape by which such calls are found, ``make_check`` a result of ``check_maker``.
         """
-        parts = self.parts
-        expected = parts.compared(given)
+        grad, run, hit, resolved = answer
+        expected = self._compared(given)
         if free:
             compared = [*expected]
             for number, value in free:
                 compared[number] = value
             expected = tuple(compared)
-        table.add(shape, (make_check(*parts.tensors(given)), expected, *answer), generation)
+        check = make_check(*self._tensors(given))
+        table.add(shape, (check, expected, grad, run, hit, resolved), generation)
 
 
 FreeValue = tuple[int, Free]

@@ -77,14 +77,16 @@ def hot_path(op: Op, around: Around, *, checked: bool = False) -> HotPath:
         return _generic(around, lambda *args, **attributes: around.slow(args, attributes))
     known = _names(around)
     slow = f"$slow(*{_given(parameters, False)})"
-    flat = _made(op, "flat", _signature(parameters, False), hit_lines(parameters, parameters, slow), known)
+    # where there are weights, the entries of an activation's shape differ in these
+    hit = hit_lines(parameters, parameters, slow, ints_first=not op.weights)
+    flat = _made(op, "flat", _signature(parameters, False), hit, known)
     if op.flatten is not None:
         return _generic(around, flat) if op.packed is None else _packed(op, op.packed, around, flat)
     again = _given(parameters, True)
     body = [f"if $tracing(): return $traced(*{again})", f"if $more or $unknown: return $slow(*{again})"]
-    call = _made(op, "call", _signature(parameters, True), [*body, *hit_lines(parameters, parameters, slow)], known)
-    body = [*_taking(parameters), *hit_lines(parameters, parameters, "$slow($args, $attributes)")]
-    return HotPath(call, _made(op, "taken", "$args, $attributes", body, known), flat)
+    call = _made(op, "call", _signature(parameters, True), [*body, *hit], known)
+    hit = hit_lines(parameters, parameters, "$slow($args, $attributes)", ints_first=not op.weights)
+    return HotPath(call, _made(op, "taken", "$args, $attributes", [*_taking(parameters), *hit], known), flat)
 
 
 def _packed(op: Op, packed: Packed, around: Around, flat: Callable[..., Any]) -> HotPath:

@@ -89,7 +89,9 @@ class Table:
 
     def add(self, shape: Hashable, entry: Unpacked, generation: int) -> None:
         """Add an entry that was resolved in ``generation``; nothing if the table has been cleared since."""
-        with self._lock:
+        lock = self._lock
+        lock.acquire()  # in half the time of a with statement
+        try:
             if generation != self.generation:
                 return
             shapes = self.now.shapes
@@ -103,6 +105,8 @@ class Table:
             order.append(shape)
             while len(order) > self._most_shapes:
                 del shapes[order.popleft()]
+        finally:
+            lock.release()
 
     def find(
         self, shape: Hashable, tensors: tuple[Any, ...], plain: tuple[Any, ...], grad_enabled: bool

@@ -35,13 +35,16 @@ HIT_NAMES: Mapping[str, Any] = {
 """Names that the text uses with the prefix ``OWN``: a schema may have a parameter named ``type`` or ``len``."""
 
 
-def hit_lines(parameters: Sequence[Parameter], nestable: Sequence[Parameter], otherwise: str) -> list[str]:
+def hit_lines(
+    parameters: Sequence[Parameter], nestable: Sequence[Parameter], otherwise: str, *, ints_first: bool = False
+) -> list[str]:
     """Lines that answer a call from the table, or as another size of a known call, else return ``otherwise``.
 
-    ``nestable``: parameters whose argument may be a nested tensor.
+    ``nestable``: parameters whose argument may be a nested tensor. ``ints_first``: entries of a shape mostly differ in
+    ints, rather than in tensors.
     """
     entry = f"$check, ({_expected(parameters)}), $grad, $run, $hit, $resolved"
-    same = _same(parameters)
+    same, near = _same(parameters), _near(parameters) if ints_first else ""
     lists = [parameter.name for parameter in parameters if parameter.kind.endswith("[]")]
     # torch's guard ends the process when it is given a nested tensor
     strange = [f"$type({name}) is not $tuple" for name in lists]
@@ -59,7 +62,7 @@ def hit_lines(parameters: Sequence[Parameter], nestable: Sequence[Parameter], ot
         f"        elif not ($same := {same}):",
         f"            for $entry in $now.shapes.get({_key(parameters)}, ()):",
         f"                {entry} = $entry",
-        f"                if {same}:",
+        f"                if {near}{same}:",
         "                    $now.recent = $entry",
         "                    $same = True",
         "                    break",
@@ -95,6 +98,13 @@ def _same(parameters: Sequence[Parameter]) -> str:
     lengths = [f"$len({one.name}) == $was_{one.name}" for one in parameters if one.kind == "Tensor[]"]
     others = [_SAME[one.kind].format(one.name) for one in parameters if not one.holds_tensors]
     return " and ".join([*lengths, f"$check({tensors})", *others, "($grad is None or $grad is $is_grad_enabled())"])
+
+
+def _near(parameters: Sequence[Parameter]) -> str:
+    """Conditions on ints before the guard, which takes longer than these, but a placeholder's comparison longer."""
+    ints = [one.name for one in parameters if one.kind == "int" and not one.optional]
+    other = "$type({0}) is $int and $type($was_{0}) is $int and {0} != $was_{0}"
+    return "".join(f"({name} is $was_{name} or not ({other.format(name)})) and " for name in ints)
 
 
 def _expected(parameters: Sequence[Parameter]) -> str:

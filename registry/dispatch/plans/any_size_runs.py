@@ -29,14 +29,16 @@ class _AnySizeRun:
         self.implementation = plan.candidate.implementation
         self._static = static
         self._fixed = static(plan.problem.dims)
-        self._kinds = (*map(type, self._fixed),)
+        self._kinds = [*map(type, self._fixed)]
+        self._has_zero = 0 in self._fixed
 
     def serves(self, problem: Problem, arguments: Arguments) -> bool:
         """True if the run also serves a problem whose arguments are of the same kinds."""
         dims = self._static(problem.dims)
         # equal numbers of one type are identical, except for 0.0 and -0.0
-        alike = dims == self._fixed and (*map(type, dims),) == self._kinds
-        if not alike or (0 in dims and exact(dims) != exact(self._fixed)):
+        if dims != self._fixed or [*map(type, dims)] != self._kinds:
+            return False
+        if self._has_zero and exact(dims) != exact(self._fixed):
             return False
         return not self.read or self.bound_by(arguments)
 

@@ -42,9 +42,10 @@ class Resizing:
         self._prepared = plan.signature.prepared
         rule = plan.op.size_rule(row_major=row_major)
         # shape and strides of each output, as arguments of ``resizing_call``; None if the plan's text does not fit them
-        self._sizes = self._sizes_by_fake if rule is None else _sizes_by(rule, outputs.values())
+        names = plan.op.parsed.names
+        self._sizes = self._sizes_by_fake if rule is None else _sizes_by(rule, names, outputs.values())
         # within a family equal values are of one type
-        self._faked = getter([name for name in plan.op.parsed.names if name in plan.op.fake_reads])
+        self._faked = getter([name for name in names if name in plan.op.fake_reads])
         self._latest_fake: tuple[tuple[Any, ...], list[Any] | None] | None = None
         """The values that the op's fake read last, and the sizes that it made of them."""
         self._prepares, self._has_scratch = _asks(type(implementation))
@@ -139,7 +140,9 @@ class Resizing:
         return plan
 
 
-def _sizes_by(rule: Rule, outputs: Iterable[TensorSpec]) -> Callable[[Arguments], list[Any] | None]:
+def _sizes_by(
+    rule: Rule, parameters: Sequence[str], outputs: Iterable[TensorSpec]
+) -> Callable[[Arguments], list[Any] | None]:
     """``sizes(arguments)``: shape and strides of each output by a rule; generated, in half the time of a loop.
 
     It returns None if a dtype differs from that in ``outputs``, or if only one of two tensors is empty.
@@ -152,7 +155,9 @@ def _sizes_by(rule: Rule, outputs: Iterable[TensorSpec]) -> Callable[[Arguments]
         lines.append(f"shape{place} = given{place} if type(given{place}) is tuple else tuple(given{place})")
         tests.append(f"kind{place} is not dtype{place} or (0 in shape{place}) is not {0 in spec.shape}")
         sizes += f"shape{place}, before(shape{place}[1:]) if shape{place} else (), "
-    lines = [f"{made} = rule(*arguments.all.values())", *lines, f"if {' or '.join(tests)}: return None"] if made else []
+    if made:
+        given = ", ".join(f"given[{name!r}]" for name in parameters)
+        lines = ["given = arguments.all", f"{made} = rule({given})", *lines, f"if {' or '.join(tests)}: return None"]
     return function("sizes", "arguments", [*lines, f"return [{sizes}]"], names)
 
 

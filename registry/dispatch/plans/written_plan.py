@@ -93,10 +93,9 @@ def resizing_call(call: Any, former: Run) -> Callable[[Run, Sequence[Any]], Call
     form = former.form if isinstance(former, WrittenRun) else None
 
     def resized(run: Run, sizes: Sequence[Any]) -> Callable[..., Any] | None:
-        written = run if isinstance(run, WrittenRun) else None
-        if written is None:
-            return None if form is not None else FunctionType(code, names, name, (run, *sizes))
-        return FunctionType(code, names, name, (run, *written.numbers, *sizes)) if written.form is form else None
+        if type(run) is WrittenRun:
+            return FunctionType(code, names, name, (run, *run.numbers, *sizes)) if run.form is form else None
+        return None if form is not None else FunctionType(code, names, name, (run, *sizes))
 
     return resized
 

@@ -142,13 +142,28 @@ class _Equals:
     def __init__(self, defaults: Sequence[_Default], dynamic: frozenset[str]) -> None:
         self._defaults = defaults
         self._order = Remembered(self._ordered, dynamic)
+        self._latest: tuple[list[float], Sequence[tuple[_Default, float | Exception]]] = ([], ())
+        """The latest preferences, in the order of the implementations, and the order that they make."""
 
     def of(self, problem: Problem) -> Sequence[tuple[_Default, float | Exception]]:
         """The implementations by preference, best first; before them those whose preference is a fault.
 
         A fault matters only if the implementation can run the problem.
         """
-        return self._ordered(problem) if len(self._defaults) == 1 else self._order.of(problem)
+        if len(self._defaults) == 1:
+            return self._ordered(problem)
+        return self._order.of(problem) if self._order.is_kept else self._reordered(problem)
+
+    def _reordered(self, problem: Problem) -> Sequence[tuple[_Default, float | Exception]]:
+        """``_ordered``, without sorting again while no preference changes."""
+        try:
+            preferences = [default.preference.of(problem) for default in self._defaults]
+        except Exception:  # which one it is, and of which implementation, is found there
+            return self._ordered(problem)
+        latest = self._latest
+        if preferences != latest[0]:
+            latest = self._latest = preferences, self._ordered(problem)
+        return latest[1]
 
     def _ordered(self, problem: Problem) -> Sequence[tuple[_Default, float | Exception]]:
         faulty: list[tuple[_Default, float | Exception]] = []

@@ -80,26 +80,33 @@ class Resolved:
 class ResizedAnswer(Resolved):
     """The answer to another size of a call, without a place; its fields are made when they are read.
 
-    ``source``: the choice, the conditions, the problem, the call's arguments, and the items of a Resized.
+    ``source``: the choice, the conditions, the function that poses the call's problem again, which is a quarter of what
+    is kept of a new size, and the items of a Resized.
     """
 
     choice = cached_property(lambda self: self.source[0].choice_of(self.problem))
     misses = cached_property(lambda self: self.source[0].misses)
     conditions = cached_property(lambda self: self.source[1])
-    problem = cached_property(lambda self: self.source[2])
-    arguments = cached_property(lambda self: self.source[3])
-    run = cached_property(lambda self: self.source[4])
-    plan = cached_property(lambda self: self.source[5](*self.source[2:]))
+    problem = cached_property(lambda self: self.source[2](self.arguments))
+    arguments: Any = None  # set at once: no property, as the base has
+    run = cached_property(lambda self: self.source[3])
+    plan = cached_property(lambda self: self.source[4](self.problem, self.arguments, *self.source[3:]))
     untuned = cached_property(lambda self: self.choice.step == "default")
 
     @staticmethod
     def of(
-        found: Found, conditions: Conditions, problem: Problem, arguments: Arguments, resized: Resized
+        found: Found,
+        conditions: Conditions,
+        pose: Callable[[Arguments], Problem],
+        arguments: Arguments,
+        resized: Resized,
     ) -> ResizedAnswer:
         """The answer by a choice's plan. Made without ``__init__``, for speed: each new size of a call makes one."""
+        call, make_plan, scratch, run = resized
         made: ResizedAnswer = object.__new__(ResizedAnswer)
         own = made.__dict__
-        own["source"] = found, conditions, problem, arguments, *resized
+        own["source"] = found, conditions, pose, call, make_plan, scratch, run
+        own["arguments"] = arguments
         own["calls"] = Counter()
         return made
 

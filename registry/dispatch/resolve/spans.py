@@ -21,7 +21,7 @@ _Winner = TypeVar("_Winner")
 
 
 FoundSpan = tuple[
-    str, Callable[[Mapping[str, Value]], tuple[Value, ...]], tuple[Value, ...], tuple[type, ...], int, int, _Winner
+    str, Callable[[Mapping[str, Value]], tuple[Value, ...]], tuple[Value, ...], list[type], int, int, _Winner
 ]
 """A span that was found: its dimension, a function that returns all others, their values and types, and its ends."""
 
@@ -56,7 +56,7 @@ class Spans(Generic[_Winner]):
         if latest is not None:
             name, others, fixed, kinds, first, last, _ = latest
             size, given = dims[name], others(dims)
-            if type(size) is int and first <= size <= last and given == fixed and (*map(type, given),) == kinds:
+            if type(size) is int and first <= size <= last and given == fixed and [*map(type, given)] == kinds:
                 return latest
         return self._looked_up(dims) if self.known else None
 
@@ -67,7 +67,7 @@ class Spans(Generic[_Winner]):
             if spans is not None and type(size) is int:
                 for first, last, winner in spans.values():
                     if first <= size <= last:
-                        self._latest = found = name, others, fixed, (*map(type, fixed),), first, last, winner
+                        self._latest = found = name, others, fixed, [*map(type, fixed)], first, last, winner
                         return found
         return None
 

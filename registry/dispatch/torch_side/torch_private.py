@@ -29,14 +29,19 @@ _functorch: Any = getattr(torch._C, "_functorch", None)
 # --- guards
 
 
+# None stands for the tensors' own sizes and strides, in a third of the time of lists: each new size makes a guard
+_own_guards: Any = hasattr(_guards, "TensorGuards") and partial(
+    _guards.TensorGuards, dynamic_dims_sizes=None, dynamic_dims_strides=None
+)
+
+
 def native_guard(*tensors: torch.Tensor) -> TorchCheck:
     """``check(*tensors)`` in C, about 0.1 µs: class, dtype, shape, strides, device, requires_grad and dispatch state.
 
     The state covers inference mode, autocast of that device, vmap, func.grad and jit tracing; not dispatch modes,
     forward AD and grad mode. It refuses one tensor given twice, and raises TypeError for another number of tensors.
     """
-    # None stands for their own sizes and strides, in a third of the time of lists: each new size makes a guard
-    check: TorchCheck = _guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    check: TorchCheck = _own_guards(*tensors).check
     return check
 
 
