@@ -42,11 +42,11 @@ class SortedEmbeddingBackward(TritonImplementation):
         return _space(next_power_of_2(max(problem.cols, 64)), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """Eight entries, eight rows and about 32 sums a thread."""
+        """Eight entries, four rows and about 32 sums a thread, as the fastest on an H200 have."""
         return _usual(next_power_of_2(max(problem.cols, 64)), device)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """Ahead of all: on an H200 four times as fast as torch's sort on eight problems of nine, and never slower."""
+        """Expected ahead of all: its code before the latest change was up to 4.7 times as fast as torch on an H200."""
         return 2.0
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
@@ -120,6 +120,6 @@ def _space(span: int, device: Device) -> Space:
 def _usual(span: int, device: Device) -> Config:
     def distance(config: Config) -> tuple[float, ...]:
         sums = elements_per_thread(config["ROWS"] * config["BLOCK"], config["num_warps"], device)
-        return abs(config["ENTRIES"] - 8), abs(config["ROWS"] - 8), abs(sums - 32), config["num_warps"]
+        return abs(config["ENTRIES"] - 8), config["ROWS"], abs(sums - 32), config["num_warps"]
 
     return min(_space(span, device).configs, key=distance)

@@ -47,24 +47,24 @@ def find_entries(first, sorted_indices, rows, VOCABULARY: tl.constexpr, BLOCK: t
 
 
 @triton.jit
-def _sum_of_rows(grad_y, order, begin, end, col, COLS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
+def _add_rows(total, grad_y, order, begin, end, col, COLS: tl.constexpr, ROWS: tl.constexpr):
+    """``total``, of ROWS partial sums a column, with the rows of these places in the order."""
     for start in range(begin, end, ROWS):
         place = start + tl.arange(0, ROWS)
         row = tl.load(order + place, mask=place < end, other=0).to(tl.int64)
         mask = (place < end)[:, None] & (col < COLS)[None, :]
         total += tl.load(grad_y + row[:, None] * COLS + col[None, :], mask=mask, other=0.0).to(tl.float32)
-    return tl.sum(total, 0)
+    return total
 
 
 @triton.jit
-def _sum_of_chunks(chunk_sums, begin, end, col, COLS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
+def _add_chunks(total, chunk_sums, begin, end, col, COLS: tl.constexpr, ROWS: tl.constexpr):
+    """``total``, of ROWS partial sums a column, with the sums of these chunks."""
     for start in range(begin, end, ROWS):
         chunk = (start + tl.arange(0, ROWS)).to(tl.int64)
         mask = (chunk < end)[:, None] & (col < COLS)[None, :]
         total += tl.load(chunk_sums + chunk[:, None] * COLS + col[None, :], mask=mask, other=0.0)
-    return tl.sum(total, 0)
+    return total
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -80,8 +80,9 @@ def sum_chunks(
     index = tl.load(sorted_indices + begin)
     if index == tl.load(sorted_indices + begin + (CHUNK - 1), mask=begin + CHUNK <= rows, other=-2):
         col = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-        total = _sum_of_rows(grad_y, order, begin, begin + CHUNK, col, COLS, ROWS, BLOCK)
-        tl.store(chunk_sums + chunk.to(tl.int64) * COLS + col, total, mask=col < COLS)
+        total = tl.zeros([ROWS, BLOCK], tl.float32)
+        total = _add_rows(total, grad_y, order, begin, begin + CHUNK, col, COLS, ROWS)
+        tl.store(chunk_sums + chunk.to(tl.int64) * COLS + col, tl.sum(total, 0), mask=col < COLS)
 
 
 @triton.jit(do_not_specialize=["padding_idx"])
@@ -107,11 +108,16 @@ def sum_entries(
         for entry in range(entries, last):
             begin = tl.load(first + entry)
             end = tl.where(entry == padding, begin, tl.load(first + entry + 1))
-            chunk, chunk_end = (begin + (CHUNK - 1)) // CHUNK, end // CHUNK
-            before = tl.where(chunk < chunk_end, chunk * CHUNK, end)
-            after = tl.where(chunk < chunk_end, chunk_end * CHUNK, end)
-            total = _sum_of_rows(grad_y, order, begin, before, col, COLS, ROWS, BLOCK)
-            total += _sum_of_chunks(chunk_sums, chunk, chunk_end, col, COLS, ROWS, BLOCK)
-            total += _sum_of_rows(grad_y, order, after, end, col, COLS, ROWS, BLOCK)
-            place = (tl.zeros([1], tl.int64) + entry) * COLS + col
-            tl.store(grad_weight + place, total.to(grad_weight.dtype.element_ty), mask=col < COLS)
+            sums = grad_weight + (tl.zeros([1], tl.int64) + entry) * COLS + col
+            # partial sums of the same columns are in several warps, which wait for one another to add them
+            if begin == end:
+                tl.store(sums, tl.zeros([BLOCK], grad_weight.dtype.element_ty), mask=col < COLS)
+            else:
+                chunk, chunk_end = (begin + (CHUNK - 1)) // CHUNK, end // CHUNK
+                before = tl.where(chunk < chunk_end, chunk * CHUNK, end)
+                after = tl.where(chunk < chunk_end, chunk_end * CHUNK, end)
+                total = tl.zeros([ROWS, BLOCK], tl.float32)
+                total = _add_rows(total, grad_y, order, begin, before, col, COLS, ROWS)
+                total = _add_chunks(total, chunk_sums, chunk, chunk_end, col, COLS, ROWS)
+                total = _add_rows(total, grad_y, order, after, end, col, COLS, ROWS)
+                tl.store(sums, tl.sum(total, 0).to(grad_weight.dtype.element_ty), mask=col < COLS)
