@@ -209,10 +209,11 @@ def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def block_plugins(patch: pytest.MonkeyPatch) -> None:
-    """Keep installed plugins from being loaded, in this process and its children."""
+    """Keep installed plugins from being loaded, in this process and in its children."""
     from importlib.metadata import entry_points
 
-    patch.setenv("KERNEL_REGISTRY_BLOCK", ",".join({one.name for one in entry_points(group="kernel_registry")}))
+    names = {one.name for one in entry_points(group="kernel_registry")}
+    patch.setenv("KERNEL_REGISTRY_BLOCK", ",".join(sorted(names)))
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from registry.contract import as_tuple
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.testing import check_implementation, check_op
+from registry.tuner.decide.judge import BLOCKS
 from registry.tuner.shapes.shapes import load_shapes
 
 from . import fresh
@@ -106,6 +107,7 @@ def _tune(package: Path, file: Path, ops: Iterable[str]) -> Path:
         patch.syspath_prepend(package)
         patch.chdir(package)  # where its children look first
         patch.setenv("KERNEL_REGISTRY_PLUGINS", "acme")
+        patch.setattr("registry.tuner.decide.judge.MOST_BLOCKS", BLOCKS)
         assert app.run(new_tune_app(), "tune", words) == 0
     return file
 
