@@ -204,7 +204,7 @@ def own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only plugin files are loaded, also by the processes of a run: the plugins in the box take each 20 ms of a core."""
+    """Only plugin files are loaded, also by the processes of a run: to load the box takes each 20 ms of a core."""
     block_plugins(monkeypatch)
 
 

@@ -55,9 +55,7 @@ def timed_on(session: Session, implementation: Implementation, config: Config) -
     return timed, sampler
 
 
-def go_through(
-    implementation: Implementation, session: Session, config: Config, probes: Probes | None = None
-) -> None:
+def go_through(implementation: Implementation, session: Session, config: Config, probes: Probes | None = None) -> None:
     """What a trial does, but for the samples. ``probes``: those of a worker that other candidates have met."""
     plan = bound_by_call(session.op, Candidate(implementation, config), session.problem, session.arguments, CPU)
     verify(plan, session)
