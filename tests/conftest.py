@@ -203,6 +203,20 @@ def own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only plugin files are loaded, also by the processes of a run: to load the box takes each 20 ms of a core."""
+    block_plugins(monkeypatch)
+
+
+def block_plugins(patch: pytest.MonkeyPatch) -> None:
+    """Keep installed plugins from being loaded, in this process and in its children."""
+    from importlib.metadata import entry_points
+
+    names = {one.name for one in entry_points(group="kernel_registry")}
+    patch.setenv("KERNEL_REGISTRY_BLOCK", ",".join(sorted(names)))
+
+
+@pytest.fixture
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Finals are held in three processes, where a run of a problem or two holds five: each costs 0.4 s of a core."""
     from registry.tuner.decide.judge import BLOCKS

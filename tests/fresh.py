@@ -1,20 +1,27 @@
 """Python processes that have imported torch and nothing of ours: forked from one, so that torch is imported once.
 
-``fresh.py`` by itself is that one: it reads an order a line as JSON, forks, and writes the exit code of the child.
+``fresh.py`` by itself is that one, for all processes of a test run: of each connection to its socket it reads an order
+a line as JSON, forks, and writes the exit code of the child. A child ends as Python does, up to and including exit
+handlers, but for taking its modules apart: that took 0.25 to 0.45 s of a core, since it writes to what was shared with
+the parent.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import json
 import os
 import runpy
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,51 +39,128 @@ if "registry" not in sys.modules:
 
 
 def run(
-    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, limit_s: int = 200
+    *arguments: str | Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    limit_s: int = 200,
+    taken_apart: bool = False,
 ) -> Done:
-    """``python ARGUMENTS``: a script, ``-c`` with code, or ``-m`` with a module. Killed after ``limit_s``."""
-    server, words = _server(), [str(argument) for argument in arguments]
-    assert server.stdin is not None
-    assert server.stdout is not None
+    """``python ARGUMENTS``: a script, ``-c`` with code, or ``-m`` with a module. Killed after ``limit_s``.
+
+    taken_apart  whether the modules are taken apart at the end, as Python does
+    """
+    words = [str(argument) for argument in arguments]
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder, "out"), Path(folder, "err")
         order = {"arguments": words, "environment": dict(os.environ if env is None else env), "limit_s": limit_s}
-        order |= {"folder": str(cwd or Path.cwd()), "told": [str(path) for path in told]}
-        server.stdin.write(json.dumps(order) + "\n")
-        server.stdin.flush()
-        code = int(server.stdout.readline())
+        order |= {"folder": str(cwd or Path.cwd()), "told": [str(path) for path in told], "taken_apart": taken_apart}
+        code = _code(json.dumps(order).encode() + b"\n")
         out, err = (path.read_text() for path in told)
     return subprocess.CompletedProcess(words, code, out, err)
 
 
+def _code(order: bytes) -> int:
+    """The exit code of a process. Asked again of another server, if one ended when the last before this had ended."""
+    for _ in range(3):
+        with contextlib.suppress(OSError):
+            server = _server()
+            server.write(order)
+            server.flush()
+            if told := server.readline():
+                return int(told)
+        _server.cache_clear()
+    raise ConnectionError("the server of fresh processes does not answer")
+
+
+_started: list[subprocess.Popen[bytes]] = []
+
+
 @functools.cache
-def _server() -> subprocess.Popen[str]:
-    server = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    atexit.register(_end, server)
-    return server
+def _server() -> Any:
+    """A connection, as a file, to the server of all processes of a test run; the first that asks starts it."""
+    place = Path(tempfile.gettempdir(), f"fresh-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}")
+    from filelock import FileLock
+
+    with FileLock(place.with_suffix(".lock")):
+        if not place.exists():
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(place))
+                listener.listen()
+                words = [sys.executable, __file__, str(listener.fileno()), str(place)]
+                nothing = subprocess.DEVNULL
+                _started.append(
+                    subprocess.Popen(
+                        words, stdin=nothing, stdout=nothing, start_new_session=True, pass_fds=[listener.fileno()]
+                    )
+                )
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(place))
+        except OSError:
+            place.unlink()  # it was killed
+            connection.close()
+            raise
+    return connection.makefile("rwb")
 
 
-def _end(server: subprocess.Popen[str]) -> None:
-    server.kill()
-    server.communicate()
-
-
-def main() -> None:
-    """Fork on request; a child goes on as the process that was asked for, to the end of the interpreter."""
+def main(listener: socket.socket, place: Path) -> None:
+    """Fork on request, until the last that has asked has ended; a child goes on as the process that was asked for."""
     gc.disable()
     import torch  # noqa: F401
 
     gc.freeze()
     gc.enable()
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            _become(json.loads(line))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is listener:
+                asking = listener.accept()[0]
+                selector.register(asking, selectors.EVENT_READ, asking.makefile("rwb"))
+            elif line := key.data.readline():
+                if os.fork() == 0:
+                    _answer(json.loads(line), key.data)
+                    return
+            else:
+                selector.unregister(key.fileobj)
+        if len(selector.get_map()) == 1:
+            place.unlink()
+            place.with_suffix(".lock").unlink()
             return
-        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
-        sys.stdout.flush()
+
+
+def _answer(order: Mapping[str, Any], asking: Any) -> None:
+    """Write the exit code of the process that was asked for; that one returns at its end, if it is taken apart."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    child = os.fork()
+    if child:
+        asking.write(b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        asking.flush()
+        os._exit(0)
+    if not order["taken_apart"]:
+        os._exit(_ended(order))
+    _become(order)
+
+
+def _ended(order: Mapping[str, Any]) -> int:
+    """The exit code of the process that was asked for, after its threads, its exit handlers and its last output."""
+    code = 0
+    try:
+        _become(order)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            sys.stderr.write(f"{ended.code}\n")
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.closed:
+            stream.flush()
+    return code & 0xFF
 
 
 def _become(order: Mapping[str, Any]) -> None:
@@ -104,4 +188,4 @@ def _become(order: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))

@@ -71,7 +71,7 @@ def test_a_script_in_the_guides_runs(page: str, code: str, tmp_path: Path, capsy
         assert capsys.readouterr().err == ""
         return
     path = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
-    done = fresh.run(script, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, limit_s=280)
+    done = fresh.run(script, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, limit_s=280, taken_apart=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
 

@@ -17,10 +17,13 @@ import torch
 from filelock import FileLock
 
 import registry
+from registry.cli import app
+from registry.cli.tune import new_tune_app
 from registry.contract import as_tuple
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.testing import check_implementation, check_op
+from registry.tuner.decide.judge import BLOCKS
 from registry.tuner.shapes.shapes import load_shapes
 
 from . import fresh
@@ -97,12 +100,15 @@ def database(package: Path, tmp_path_factory: pytest.TempPathFactory, request: p
 
 
 def _tune(package: Path, file: Path, ops: Iterable[str]) -> Path:
-    path = os.pathsep.join([str(package), str(ROOT), str(ROOT / "plugins")])
-    environment = {**os.environ, "PYTHONPATH": path, "KERNEL_REGISTRY_PLUGINS": "acme", "OMP_NUM_THREADS": "1"}
-    command = ["-m", "registry.cli.main", "tune", "--shapes", EXAMPLE / "shapes.yaml", "--device", "cpu"]
-    command += [word for op in ops for word in ("--op", op)]
-    done = fresh.run(*command, "--db", file, "--trials", "1", env=environment, cwd=file.parent)
-    assert done.returncode == 0, done.stdout + done.stderr
+    """What ``tune`` stores where the package is installed, run in this process: its children are forked as others'."""
+    words = ["--shapes", str(EXAMPLE / "shapes.yaml"), "--device", "cpu", "--db", str(file), "--trials", "1"]
+    words += [word for op in ops for word in ("--op", op)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(package)
+        patch.chdir(package)  # where its children look first
+        patch.setenv("KERNEL_REGISTRY_PLUGINS", "acme")
+        patch.setattr("registry.tuner.decide.judge.MOST_BLOCKS", BLOCKS)
+        assert app.run(new_tune_app(), "tune", words) == 0
     return file
 
 

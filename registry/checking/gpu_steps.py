@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tuning_db import Store, TuningDBError
+import tuning_db
+from tuning_db import TuningDBError
 
 from ..arguments.schema import tensors_in, with_tensors
 from ..contract import Op, as_tuple
@@ -53,7 +54,8 @@ def tuned_shapes(target: str, op: str, name: str, device: str, database: str | N
 
 
 def _tuned(op: Op, device: Device, database: str | None) -> Iterator[Problem]:
-    with suppress(TuningDBError), Store.open(database, create=False, migrate=False) as store:
+    # its first use imports SQLAlchemy, which takes 0.2 s, and each check has a process of its own
+    with suppress(TuningDBError), tuning_db.Store.open(database, create=False, migrate=False) as store:
         for winner in store.winners(op=op.name, op_version=op.version, hardware=device.hardware()):
             with suppress(RegistryError):  # dimensions that the op no longer takes
                 yield op.problem_of(winner.problem.dims)

@@ -18,6 +18,8 @@ from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.options import TuneOptions
 from registry.tuner.run import tune
 
+from ..conftest import block_plugins
+
 CPU = Device.of("cpu")
 
 
@@ -25,18 +27,19 @@ class CheatingRun:
     """``offered``, ``trials`` and ``finished`` (results) by the names of implementations without their ``vendor``."""
 
     def __init__(self, plugin: str, vendor: str, problems: Sequence[Problem], folder: Path, *others: str) -> None:
-        catalog, clock = Catalog(), time.perf_counter_ns
-        try:
-            for name in (plugin, *others):
-                catalog.load_file(Path(__file__).with_name(name))
-        finally:
-            # a file may patch this process too, and the other tests need a clock
-            time.perf_counter_ns = clock
-        found = [one for op in {each.op for each in problems} for one in catalog.implementations(op)]
-        names = sorted(one.name for one in found if one.name.startswith(f"{vendor}."))
-        self.offered = {name.partition(".")[2] for name in names}
-        events: list[Event] = []
+        clock, events = time.perf_counter_ns, list[Event]()
         with pytest.MonkeyPatch.context() as patch:
+            block_plugins(patch)
+            catalog = Catalog()
+            try:
+                for name in (plugin, *others):
+                    catalog.load_file(Path(__file__).with_name(name))
+            finally:
+                # a file may patch this process too, and the other tests need a clock
+                time.perf_counter_ns = clock
+            found = [one for op in {each.op for each in problems} for one in catalog.implementations(op)]
+            names = sorted(one.name for one in found if one.name.startswith(f"{vendor}."))
+            self.offered = {name.partition(".")[2] for name in names}
             # the lock of the device is this run's own: it waits for no other that measures
             patch.setenv("KERNEL_REGISTRY_CACHE", str(folder / "cache"))
             # cheats are refused before the finals, which decide among the honest in as few processes as may be

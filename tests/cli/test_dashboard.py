@@ -36,7 +36,8 @@ def database(tmp_path: Path) -> Path:
 @contextmanager
 def serving(database: Path) -> Iterator[str]:
     """The address of a dashboard in a process of its own; afterwards it is interrupted as by Ctrl-C."""
-    command = [sys.executable, "-m", "registry.cli.main", "dashboard", "--db", str(database), "--port", "0"]
+    script = "import kernel_registry; kernel_registry.registry()"
+    command = [sys.executable, "-c", script, "dashboard", "--db", str(database), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

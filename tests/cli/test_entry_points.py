@@ -19,12 +19,12 @@ SQUARE = ["square", "n=8", "dtype=float32"]
 SHAPES = "square: [{n: 8, dtype: float32}]\n"
 DRY_RUN = ["--shapes", "shapes.yaml", "--device", "cpu", "--implementations", "torch.native", "--dry-run"]
 COMMANDS = {
-    "tune": DRY_RUN,
     "ops": [],
     "plugins": [],
     "explain": SQUARE,
     "winners": [],
     "profile": ["--shapes", "shapes.yaml", "--device", "cpu", "--calls", "1"],
+    "tune": DRY_RUN,
     "results": ["--db", "tuning.db"],
     "report": ["--db", "tuning.db", "--out", "-"],
     "dashboard": ["--db", "nothing.db"],
@@ -74,9 +74,11 @@ def test_no_command_is_left_out() -> None:
 def _what_it_does(command: str) -> str:
     """The kinds of commands: those that read what is stored, write it, ask the catalog, take a kernel, or make one."""
     kinds = {
-        "stored": ("results", "winners", "report", "dashboard", "export", "db"),
+        "stored": ("results", "winners", "report", "dashboard", "export", "db", "compare"),
+        "written": ("release", "import", "fleet"),
         "catalog": ("ops", "plugins", "doctor", "explain"),
-        "authors": ("check", "race", "scaffold", "import-kernel"),
+        "authors": ("check", "race", "scaffold", "import-kernel", "new"),
+        "tune": ("tune", "profile"),  # the script tune is run below
     }
     return next((kind for kind, commands in kinds.items() if command in commands), command)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 import pkgutil
+import signal
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any, TextIO
 
 import pytest
 
@@ -15,6 +19,7 @@ import kernel_registry
 from tuning_db import Store
 
 from .. import fresh
+from .conftest import Command
 
 INTERRUPTED_WHILE_IMPORTING = """
 import os, signal, sys
@@ -23,7 +28,7 @@ class Interrupting:
     def find_spec(self, name, path=None, target=None):
         if name == "{module}":
             sys.meta_path.remove(self)
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.{signal})
 
 sys.meta_path.insert(0, Interrupting())
 sys.argv = ["{program}", *{arguments}]
@@ -33,17 +38,19 @@ kernel_registry.{program}()
 
 
 @pytest.mark.parametrize(
-    ("program", "module", "arguments"),
+    ("program", "module", "arguments", "told_by"),
     [
-        ("tune", "typer", ["--help"]),
-        ("registry", "typer", ["--help"]),
-        ("tune", "registry.cli.options", ["--help"]),
-        ("registry", "registry.cli.options", ["--help"]),
-        ("registry", "torch", ["ops"]),
+        ("tune", "typer", ["--help"], "SIGINT"),
+        ("registry", "typer", ["--help"], "SIGINT"),
+        ("tune", "registry.cli.options", ["--help"], "SIGTERM"),
+        ("registry", "registry.cli.options", ["--help"], "SIGINT"),
+        ("registry", "torch", ["ops"], "SIGINT"),
     ],
 )
-def test_ctrl_c_while_the_program_is_imported_is_one_line(program: str, module: str, arguments: list[str]) -> None:
-    code = INTERRUPTED_WHILE_IMPORTING.format(program=program, module=module, arguments=arguments)
+def test_ctrl_c_while_the_program_is_imported_is_one_line(
+    program: str, module: str, arguments: list[str], told_by: str
+) -> None:
+    code = INTERRUPTED_WHILE_IMPORTING.format(program=program, module=module, arguments=arguments, signal=told_by)
     if module in {"torch", "typer"}:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     else:
@@ -86,7 +93,7 @@ kernel_registry.{program}()
 
 @pytest.mark.parametrize(("program", "option", "code"), [("tune", "--help", 0), ("registry", "--absent", 2)])
 def test_ctrl_c_while_the_program_ends_changes_nothing(program: str, option: str, code: int) -> None:
-    done = fresh.run("-c", INTERRUPTED_AT_THE_END.format(program=program, option=option), limit_s=120)
+    done = fresh.run("-c", INTERRUPTED_AT_THE_END.format(program=program, option=option), limit_s=120, taken_apart=True)
     assert done.returncode == code
     assert done.stderr.endswith("ended")
     assert "Traceback" not in done.stderr
@@ -98,43 +105,79 @@ def test_the_installed_scripts_start_where_ctrl_c_is_told() -> None:
     assert started == {"tune": kernel_registry.tune, "registry": kernel_registry.registry}
 
 
-INTERRUPTED_AT_A_TRIAL = """
-import os, signal, sys
-import kernel_registry
+class InterruptedAtATrial:
+    """Output during which Ctrl-C comes, once it tells of the first trial."""
 
-class Interrupting:
-    def __init__(self, told):
-        self.told, self.tried = told, 0
-    def write(self, text):
-        count = self.told.write(text)
-        self.tried += '"event": "trial_done"' in text
-        if self.tried == 1 and text.endswith("\\n"):
-            self.tried += 1
-            os.kill(os.getpid(), signal.{signal})
+    def __init__(self, told: TextIO) -> None:
+        self._told = told
+        self._tried = 0
+
+    def write(self, text: str) -> int:
+        count = self._told.write(text)
+        self._tried += '"event": "trial_done"' in text
+        if self._tried == 1 and text.endswith("\n"):
+            self._tried += 1
+            os.kill(os.getpid(), signal.SIGINT)
         return count
-    def __getattr__(self, name):
-        return getattr(self.told, name)
 
-sys.stdout = Interrupting(sys.stdout)
-sys.argv[0] = "tune"
-kernel_registry.tune()
-"""
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._told, name)
 
 
-# a run that Ctrl-C interrupts keeps what it measured, too: tests/tuner/test_run.py; both signals raise the same there
-@pytest.mark.parametrize("told_by", [pytest.param("SIGINT", marks=pytest.mark.thorough), "SIGTERM"])
-def test_ctrl_c_keeps_the_trials(tmp_path: Path, shapes: Path, own_lock: None, told_by: str) -> None:
-    command = ["--shapes", shapes, "--device", "cpu", "--json", "--db", tmp_path / "kept.db"]
-    # one that is tried at once, and one that is still being compiled then: its cache is empty
-    command += ["--implementations", "torch.native,cpp.blocks"]
-    done = fresh.run("-c", INTERRUPTED_AT_A_TRIAL.format(signal=told_by), *command, limit_s=120)
-    assert done.returncode == 130, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
+def words_of(shapes: Path, database: Path) -> list[str | Path]:
+    """A run of two implementations: one is tried at once, and one is still being compiled then: its cache is empty."""
+    command = ["--shapes", shapes, "--device", "cpu", "--json", "--db", database]
+    return [*command, "--implementations", "torch.native,cpp.blocks"]
+
+
+def assert_kept(out: str, database: Path) -> None:
+    told = [json.loads(line) for line in out.splitlines()]
     assert [event["event"] for event in told].count("trial_done") >= 1
     ended, results = told[-2:]
     assert ended["event"] == "run_ended"
     assert ended["interrupted"] is True
     assert results == {"event": "results", "results": []}
-    with Store.open(tmp_path / "kept.db", create=False) as store:
+    with Store.open(database, create=False) as store:
         assert len(store.trials()) >= 1
         assert store.winners() == []
+
+
+def test_ctrl_c_keeps_the_trials(
+    command: Command, tmp_path: Path, shapes: Path, own_lock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a worker of a fleet that ran in this process has left its own way to hear it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", InterruptedAtATrial(sys.stdout))
+            told = command("tune", *words_of(shapes, tmp_path / "kept.db"))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert told.code == 130, told.err
+    assert_kept(told.out, tmp_path / "kept.db")
+
+
+INTERRUPTED_AT_A_TRIAL = """
+import os, signal, sys
+from typing import Any, TextIO
+import kernel_registry
+
+INTERRUPTED
+
+sys.stdout = InterruptedAtATrial(sys.stdout)
+sys.argv[0] = "tune"
+kernel_registry.tune()
+"""
+
+
+# that SIGTERM is a Ctrl-C to ``tune`` is told above, too
+@pytest.mark.thorough
+@pytest.mark.parametrize("told_by", ["SIGINT", "SIGTERM"])
+def test_a_program_that_is_interrupted_keeps_the_trials(
+    tmp_path: Path, shapes: Path, own_lock: None, told_by: str
+) -> None:
+    interrupted = inspect.getsource(InterruptedAtATrial).replace("SIGINT", told_by)
+    code = INTERRUPTED_AT_A_TRIAL.replace("INTERRUPTED", interrupted)
+    done = fresh.run("-c", code, *words_of(shapes, tmp_path / "kept.db"), limit_s=120)
+    assert done.returncode == 130, done.stderr
+    assert_kept(done.stdout, tmp_path / "kept.db")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from .. import fresh
 from ..report.records import fill
 
 COMMANDS = """
@@ -18,12 +19,6 @@ for words in json.loads(sys.argv[1]):
     except SystemExit as ended:
         assert not ended.code, (words, ended.code)
     assert "torch" not in sys.modules, words
-"""
-ASKED_LATER = """
-import registry
-assert registry.call and registry.__version__, "who asks for a public name gets it, and torch with it"
-assert "torch" in sys.modules and "__getattr__" not in vars(registry)
-assert registry.Problem is __import__("registry.problem", fromlist=["Problem"]).Problem
 """
 
 
@@ -42,9 +37,27 @@ def test_commands_about_what_is_stored_import_no_torch(tmp_path: Path) -> None:
         ["--help"],
     ]
     told = json.dumps(commands)
-    subprocess.run(
-        [sys.executable, "-c", COMMANDS + ASKED_LATER, told], check=True, timeout=240, stdout=subprocess.DEVNULL
-    )
+    subprocess.run([sys.executable, "-c", COMMANDS, told], check=True, timeout=240, stdout=subprocess.DEVNULL)
+
+
+ASKED_LATER = """
+import sys, kernel_registry
+sys.argv = ["registry", "--help"]
+try:
+    kernel_registry.registry()
+except SystemExit as ended:
+    assert not ended.code
+import registry
+assert "__getattr__" in vars(registry)
+assert registry.call and registry.__version__, "who asks for a public name gets it, and all others with it"
+assert "__getattr__" not in vars(registry) and "registry.api" in sys.modules
+assert registry.Problem is __import__("registry.problem", fromlist=["Problem"]).Problem
+"""
+
+
+def test_who_asks_for_a_public_name_later_gets_it() -> None:
+    done = fresh.run("-c", ASKED_LATER)
+    assert done.returncode == 0, done.stderr
 
 
 HELP = """

@@ -55,11 +55,11 @@ def timed_on(session: Session, implementation: Implementation, config: Config) -
     return timed, sampler
 
 
-def go_through(implementation: Implementation, session: Session, config: Config) -> None:
-    """What a trial does, but for the samples."""
+def go_through(implementation: Implementation, session: Session, config: Config, probes: Probes | None = None) -> None:
+    """What a trial does, but for the samples. ``probes``: those of a worker that other candidates have met."""
     plan = bound_by_call(session.op, Candidate(implementation, config), session.problem, session.arguments, CPU)
     verify(plan, session)
-    Probes(CPU).check(plan, {artifact.variant.key: artifact for artifact in plan.artifacts})
+    (probes or Probes(CPU)).check(plan, {artifact.variant.key: artifact for artifact in plan.artifacts})
     timed, sampler = timed_on(session, implementation, config)
     verify_timed(timed, sampler, session)
     verify_timed(timed, sampler, session, alone=False)

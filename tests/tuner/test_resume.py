@@ -131,7 +131,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def runs(server: Server, tmp_path: Path) -> Runs:
+def runs(server: Server, tmp_path: Path, no_plugins: None) -> Runs:
     return Runs(server, tmp_path)
 
 

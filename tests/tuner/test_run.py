@@ -39,6 +39,8 @@ from registry.tuner.storing import RunStore
 from registry.tuner.workers.crew import Crew
 from tuning_db import Store
 
+from ..conftest import block_plugins
+
 ROGUES = Path(__file__).with_name("rogues.py")
 CPU = Device.of("cpu")
 # short enough that torch stays on one thread, also at the larger sizes that are tried: with two threads a busy core
@@ -47,7 +49,7 @@ PROBLEM = Problem("square", {"n": 10_001, "dtype": "float32"})
 
 
 @pytest.fixture
-def rogues(catalog: Catalog) -> Catalog:
+def rogues(no_plugins: None, catalog: Catalog) -> Catalog:
     catalog.load_file(ROGUES)
     return catalog
 
@@ -93,9 +95,10 @@ class ShortForHang(Limits):
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result, list[Event]]:
     """The folder of a database that one run has filled, its result and its events: what several tests begin with."""
     folder = tmp_path_factory.mktemp("tuned")
-    catalog = Catalog()
-    catalog.load_file(ROGUES)
     with pytest.MonkeyPatch.context() as patch:
+        block_plugins(patch)
+        catalog = Catalog()
+        catalog.load_file(ROGUES)
         patch.setenv("KERNEL_REGISTRY_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr("registry.tuner.decide.judge.MOST_BLOCKS", BLOCKS)
         (result,), events = run(catalog, folder / "run.db", "honest")
@@ -400,7 +403,7 @@ def strangers():
     ],
 )
 def test_the_machines_noise_is_measured_whatever_the_first_default_does(
-    catalog: Catalog, tmp_path: Path, faulty: str, status: str
+    no_plugins: None, catalog: Catalog, tmp_path: Path, faulty: str, status: str
 ) -> None:
     plugin, database = tmp_path / "stranger.py", tmp_path / "run.db"
     plugin.write_text(PLUGIN.replace("FAULTY", faulty))

@@ -45,9 +45,10 @@ With 0.5 ms, and nine programs at once on two cores, one of four finals could no
 
 
 @pytest.fixture
-def rogues(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, own_lock: None, few_blocks: None) -> Catalog:
+def rogues(
+    no_plugins: None, catalog: Catalog, monkeypatch: pytest.MonkeyPatch, own_lock: None, few_blocks: None
+) -> Catalog:
     monkeypatch.setenv("ROGUE_NAPS", NAPS)
-    monkeypatch.setenv("KERNEL_REGISTRY_BLOCK", "torch,triton,cuda,cpp")
     catalog.load_file(ROGUES)
     return catalog
 

@@ -160,6 +160,7 @@ def test_a_bad_line_is_named_and_nothing_is_stored(
         ('{"kind":"header","format":"kernel-registry tuning results","version":2}', "format version 2, .* reads 1"),
     ],
 )
+@pytest.mark.parametrize("url", one_of_each(["sqlite", "postgresql"]), indirect=True)
 def test_a_file_of_another_kind_is_refused(store: Store, text: str, fault: str) -> None:
     with pytest.raises(ExchangeError, match=fault):
         store.load(io.StringIO(text))
@@ -171,6 +172,7 @@ def test_a_winner_without_its_decision_is_refused(store: Store) -> None:
         store.load(io.StringIO(text))
 
 
+@pytest.mark.parametrize("url", one_of_each(["sqlite", "postgresql"]), indirect=True)
 def test_a_file_that_is_not_text_is_refused(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "export.jsonl"
     path.write_bytes(b"\xff\xfe\x00")

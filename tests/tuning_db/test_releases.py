@@ -15,6 +15,8 @@ from tuning_db import CorruptedDatabaseError, ExchangeError, Final, InvalidRecor
 from tuning_db.exchange import DecisionLine, RunLine, WinnerLine, lines
 from tuning_db.releases import find_content, find_id, find_names, id_of
 
+from ..tiers import one_of_each
+
 SECONDS = 30.0
 
 
@@ -97,6 +99,7 @@ def test_two_that_make_a_release_at_once_make_one(url: str, make: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../a", "-a", "a" * 101, "0" * 64, "a.jsonl"])
+@pytest.mark.parametrize("url", one_of_each(["sqlite", "postgresql"]), indirect=True)
 def test_a_name_is_plain_text(store: Store, make: Any, name: str) -> None:
     tuned(store, make)
     with pytest.raises(InvalidRecordError, match="a release cannot be called"):

@@ -103,6 +103,7 @@ def test_a_gpu_that_is_not_here_is_compiled_for(
     assert Path(found.path) == cache / path
 
 
+@pytest.mark.usefixtures("few_blocks")
 def test_a_variant_for_the_cpu_runs_right_in_a_worker_that_compiles_nothing(
     on_cpu: AheadProcess, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

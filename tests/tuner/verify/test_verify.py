@@ -148,6 +148,12 @@ instead of two, the keys are latents instead of attention_decode's, a gradient i
 first, as gemm_int8's, linear's and grouped_gemm's are, and nothing else."""
 
 
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    """The plugins in the box, which no test here adds to."""
+    return Catalog()
+
+
 def session_of(op: Op, dims: Mapping[str, Value]) -> Session:
     return Session(op, op.problem_of(dims), CPU, PROTOCOL, 7)
 
@@ -158,14 +164,14 @@ def session_of(op: Op, dims: Mapping[str, Value]) -> Session:
     ids=lambda op: op.name,
 )
 def test_everything_in_the_box_passes_on_a_cpu(catalog: Catalog, op: Op) -> None:
-    session = session_of(op, DIMS[op.name])
+    session, probes = session_of(op, DIMS[op.name]), Probes(CPU)
     passed = 0
     for implementation in catalog.implementations(op.name):
         # torch.compile takes seconds an op; a whole run with it is another test's
         if "cpu" not in implementation.device_types or implementation.name == "torch.compile":
             continue
         if not any(True for _ in implementation.unsupported(session.problem, CPU)):
-            go_through(implementation, session, implementation.default(session.problem, CPU))
+            go_through(implementation, session, implementation.default(session.problem, CPU), probes)
             passed += 1
     assert passed
 

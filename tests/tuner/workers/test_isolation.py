@@ -55,9 +55,8 @@ if sys.platform != "linux":
 
 
 @pytest.fixture(autouse=True)
-def _nothing_but_faults(own_lock: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_but_faults(own_lock: None, no_plugins: None) -> None:
     """No worker here need load the plugins in the box, and hundreds are started."""
-    monkeypatch.setenv("KERNEL_REGISTRY_BLOCK", "torch,triton,cuda,cpp")
 
 
 @pytest.fixture

@@ -77,18 +77,22 @@ def test_it_starts_no_thread_and_opens_no_device(tmp_path: Path) -> None:
 
 
 WITHOUT_PEFT = """
-import sys
+import importlib, importlib.util, sys
 from registry_liger.preloading import import_kernels
 
 import_kernels()
 print("liger_kernel.ops.rms_norm" in sys.modules, "peft" in sys.modules)
-import peft
+if sys.argv[1:]:
+    importlib.import_module("peft")
+else:  # a name that is still kept from being imported is not found
+    assert importlib.util.find_spec("peft").origin.endswith("__init__.py")
 """
 
 
-def test_ligers_kernels_are_imported_without_peft_which_others_can_import_afterwards() -> None:
+@pytest.mark.parametrize("words", [[], pytest.param(["import"], marks=pytest.mark.thorough)])
+def test_ligers_kernels_are_imported_without_peft_which_others_can_import_afterwards(words: list[str]) -> None:
     pytest.importorskip("liger_kernel")
     pytest.importorskip("peft")
-    done = fresh.run("-c", WITHOUT_PEFT)
+    done = fresh.run("-c", WITHOUT_PEFT, *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["True", "False"]
