@@ -72,15 +72,20 @@ def _code(order: bytes) -> int:
     raise ConnectionError("the server of fresh processes does not answer")
 
 
+_LONGEST_PATH = 100
+"""Bytes of a socket's path: the system takes 107 at most, and 104 with another kernel."""
 _started: list[subprocess.Popen[bytes]] = []
 
 
 @functools.cache
 def _server() -> Any:
     """A connection, as a file, to the server of all processes of a test run; the first that asks starts it."""
-    place = Path(tempfile.gettempdir(), f"fresh-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}")
     from filelock import FileLock
 
+    name = f"fresh-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
+    place = Path(tempfile.gettempdir(), name)
+    if len(os.fsencode(place)) > _LONGEST_PATH:
+        place = Path("/tmp", name)
     with FileLock(place.with_suffix(".lock")):
         if not place.exists():
             with socket.socket(socket.AF_UNIX) as listener:
