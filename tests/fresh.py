@@ -74,7 +74,6 @@ def _code(order: bytes) -> int:
 
 _LONGEST_PATH = 100
 """Bytes of a socket's path: the system takes 107 at most, and 104 with another kernel."""
-_started: list[subprocess.Popen[bytes]] = []
 
 
 @functools.cache
@@ -91,13 +90,11 @@ def _server() -> Any:
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(str(place))
                 listener.listen()
+                listener.set_inheritable(True)
                 words = [sys.executable, __file__, str(listener.fileno()), str(place)]
-                nothing = subprocess.DEVNULL
-                _started.append(
-                    subprocess.Popen(
-                        words, stdin=nothing, stdout=nothing, start_new_session=True, pass_fds=[listener.fileno()]
-                    )
-                )
+                nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0), (os.POSIX_SPAWN_DUP2, 0, 1)]
+                # it outlives this process where others ask it, too
+                os.posix_spawn(sys.executable, words, os.environ, file_actions=nothing, setsid=True)
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(str(place))
@@ -105,7 +102,10 @@ def _server() -> Any:
             place.unlink()  # it was killed
             connection.close()
             raise
-    return connection.makefile("rwb")
+    with connection:
+        server = connection.makefile("rwb")
+    atexit.register(server.close)
+    return server
 
 
 def main(listener: socket.socket, place: Path) -> None:
