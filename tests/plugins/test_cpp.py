@@ -197,8 +197,14 @@ def test_nothing_is_written_outside_the_output(implementation: CppImplementation
     assert (room[-32:] == 3).all()
 
 
-@pytest.mark.parametrize("implementation", [SoftmaxRows(), SoftmaxColumns()], ids=lambda one: one.name)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("implementation", "dtype"),
+    one_of_each(
+        itertools.product((SoftmaxRows(), SoftmaxColumns()), (torch.float32, torch.bfloat16)),
+        lambda implementation, dtype: implementation.name,
+    ),
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 def test_softmax_hands_on_nan_and_infinity_as_torch_does(implementation: CppImplementation, dtype: torch.dtype) -> None:
     op, cols = OPS["softmax"], 8_200
     x = torch.randn(6, cols, generator=torch.Generator().manual_seed(0)).to(dtype)

@@ -59,9 +59,19 @@ def test_every_configuration_in_cpp_is_right(
         check(op, implementation, config, problem, op.kinds[place % len(op.kinds)])
 
 
-@EACH
-def test_short_and_single_rows_in_cpp_are_right(op: Op, implementation: Implementation) -> None:
-    for (rows, cols), dtype in itertools.product(((1, 1), (3, 7), (1, 9001)), ("float32", "float16")):
+@pytest.mark.parametrize(
+    ("op", "implementation", "dtype"),
+    one_of_each(
+        [
+            pytest.param(*both, dtype, id=f"{both[0].name}-{dtype}")
+            for both in BOTH
+            for dtype in ("float32", "float16")
+        ],
+        lambda op, implementation, dtype: op.name,
+    ),
+)
+def test_short_and_single_rows_in_cpp_are_right(op: Op, implementation: Implementation, dtype: str) -> None:
+    for rows, cols in ((1, 1), (3, 7), (1, 9001)):
         problem = op.problem_of({"rows": rows, "cols": cols, "reduction": "sum", "weight": True, "dtype": dtype})
         for kind in op.kinds:
             check(op, implementation, implementation.default(problem, CPU), problem, kind)
