@@ -221,7 +221,7 @@ def catalog() -> Catalog:
 
 @pytest.fixture(scope="session")
 def _new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database that has its tables and nothing in them: to make these takes 8 ms of a core, a copy next to nothing."""
+    """A database that has its tables and nothing in them: to make these takes 8 ms of a core, to copy it less."""
     from tuning_db import Store
 
     path = tmp_path_factory.mktemp("new") / "tuning.db"

@@ -119,13 +119,13 @@ def remember_shapes() -> None:
             return
         self.element_ty, self.shape, self.numel = element_ty, shape, sizes[shape]
 
-    def of_tensor(self: Any, handle: Any, type: Any) -> None:
-        shape = type.shape if type.is_block() else ()
+    def of_tensor(self: Any, handle: Any, kind: Any) -> None:
+        shape = kind.shape if kind.is_block() else ()
         if shape not in wrapped:
-            make_tensor(self, handle, type)
+            make_tensor(self, handle, kind)
             wrapped[shape] = self.numel, self.shape
             return
-        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
         self.numel, self.shape = wrapped[shape]
 
     name = property(lambda self: f"<{self.shape}, {self.element_ty}>", lambda self, name: None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,11 +61,7 @@ def test_every_configuration_in_cpp_is_right(
 @pytest.mark.parametrize(
     ("op", "implementation", "dtype"),
     one_of_each(
-        [
-            pytest.param(*both, dtype, id=f"{both[0].name}-{dtype}")
-            for both in BOTH
-            for dtype in ("float32", "float16")
-        ],
+        [pytest.param(*both, dtype, id=f"{both[0].name}-{dtype}") for both in BOTH for dtype in ("float32", "float16")],
         lambda op, implementation, dtype: op.name,
     ),
 )

@@ -26,7 +26,8 @@ OFTEN = [
     for page in (16, False)
     for dtype in ("bfloat16", "float32")
     for dims, quick in (
-        ({}, False), (WIDE, False), (WIDEST, False), (TOKENS, False), (FLOAT8, False), ({**FLOAT8, **TOKENS, **WIDE}, dtype == "bfloat16" and not page),
+        ({}, False), (WIDE, False), (WIDEST, False), (TOKENS, False), (FLOAT8, False),
+        ({**FLOAT8, **TOKENS, **WIDE}, dtype == "bfloat16" and not page),
     )
 ]  # fmt: skip
 
