@@ -109,24 +109,27 @@ def remember_shapes() -> None:
 
     It did so for each type and each tensor that it made, in a third of its time.
     """
-    core, sizes, wrapped = tl.core, dict[tuple[int, ...], int](), dict[tuple[int, ...], tuple[Any, Any]]()
+    core, known, wrapped = tl.core, dict[Any, tuple[Any, int]](), dict[int, tuple[Any, Any]]()
     make_type, make_tensor = core.block_type.__init__, core.tensor.__init__
 
     def of_block(self: Any, element_ty: Any, shape: Any) -> None:
-        if type(shape) is not tuple or shape not in sizes:
+        key = tuple(shape.values if type(shape) is core.tuple else shape)
+        if not all(type(size) is int for size in key) or key not in known:
             make_type(self, element_ty, shape)
-            sizes[self.shape] = self.numel
+            known.setdefault(tuple(self.shape), (self.shape, self.numel))
             return
-        self.element_ty, self.shape, self.numel = element_ty, shape, sizes[shape]
+        self.element_ty, (self.shape, self.numel) = element_ty, known[key]
 
     def of_tensor(self: Any, handle: Any, kind: Any) -> None:
-        shape = kind.shape if kind.is_block() else ()
-        if shape not in wrapped:
+        # those of ``known`` stay, so that their ids are of no other shape
+        place = id(kind.shape) if kind.is_block() else 0
+        if place not in wrapped:
             make_tensor(self, handle, kind)
-            wrapped[shape] = self.numel, self.shape
+            if not place or known[tuple(kind.shape)][0] is kind.shape:
+                wrapped[place] = self.numel, self.shape
             return
         self.handle, self.type, self.dtype = handle, kind, kind.scalar
-        self.numel, self.shape = wrapped[shape]
+        self.numel, self.shape = wrapped[place]
 
     name = property(lambda self: f"<{self.shape}, {self.element_ty}>", lambda self, name: None)
     core.block_type.name, core.block_type.__init__, core.tensor.__init__ = name, of_block, of_tensor
