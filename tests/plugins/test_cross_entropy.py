@@ -120,7 +120,7 @@ def test_triton_compiles_every_reduction_with_a_weight_and_without(key: str, dim
         assert implementation.compile(variant, H200.target).resources["spill_bytes"] == 0
 
 
-@pytest.mark.parametrize("weight", [False, True])
+@pytest.mark.parametrize("weight", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_the_most_that_is_loaded_ahead_fits_in_shared_memory(weight: bool) -> None:
     implementation = IMPLEMENTATIONS["cross_entropy triton.online"]
     problem = problem_of("cross_entropy", {"rows": 16, "cols": 128256, "reduction": "none", "weight": weight})

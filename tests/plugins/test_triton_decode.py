@@ -57,11 +57,13 @@ def test_the_largest_configuration_fits_and_was_counted(dims: Mapping[str, Any],
     assert artifact.resources["shared_bytes"] <= tile.shared_bytes(largest, H200) <= H200.shared_bytes
 
 
-def test_the_two_forms_need_as_much() -> None:
-    dims = {**FLOAT8, "page": 16, "batch": 1}
-    config = default(SplitKvDecode(), dims, "float32")
+# the split form in bfloat16 is what test_triton.py compiles, too
+@pytest.mark.parametrize(("kv", "dtype"), [({}, "bfloat16"), pytest.param(FLOAT8, "float32", marks=THOROUGH)], ids=str)
+def test_the_two_forms_need_as_much(kv: Mapping[str, Any], dtype: str) -> None:
+    dims = {**kv, "page": 16, "batch": 1}
+    config = default(SplitKvDecode(), dims, dtype)
     whole = {name: value for name, value in config.items() if name != "keys"}
-    split, alone = compiled(SplitKvDecode(), dims, "float32", config), compiled(WholeDecode(), dims, "float32", whole)
+    split, alone = compiled(SplitKvDecode(), dims, dtype, config), compiled(WholeDecode(), dims, dtype, whole)
     assert abs(split[0].resources["shared_bytes"] - alone[0].resources["shared_bytes"]) <= 1024
 
 
