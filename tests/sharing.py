@@ -9,7 +9,6 @@ from xdist.scheduler import LoadScopeScheduling
 TOGETHER = {
     "compilers": (
         "tests/backends/",
-        "tests/dispatch/compiled/",
         "tests/dispatch/torch_side/",
         "tests/dispatch/test_untuned_sizes.py",
         "tests/integrations/torch_compile/",
