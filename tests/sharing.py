@@ -11,6 +11,7 @@ TOGETHER = {
         "tests/backends/",
         "tests/dispatch/torch_side/",
         "tests/dispatch/test_untuned_sizes.py",
+        "tests/integrations/torch_compile/",
         "tests/plugins/test_cross_entropy.py",
         "tests/plugins/test_linear_cross_entropy.py",
         "tests/plugins/test_torch.py",

@@ -1,4 +1,4 @@
-"""attention's implementations without a GPU: torch's private operators, and what Triton compiles and interprets."""
+"""attention's implementations without a GPU: torch's private operators, and what Triton compiles."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from registry.artifact import Built, Signature
-from registry.backends.triton import INTERPRETED
 from registry.contract import as_tuple
 from registry.contracts import ATTENTION, ATTENTION_BACKWARD
 from registry.correctness import numerics
@@ -27,11 +25,9 @@ from ..covering import covering
 from ..tiers import THOROUGH, one_of_each
 from ..triton_forms import FORMS
 from .test_triton import A100, H200, HEADS, IMPLEMENTATIONS, default_variants, problem_of, signature
-from .test_triton_numerics import passed_in_the_interpreter
 
 CPU = Device.of("cpu")
 BOTH = pytest.mark.parametrize("op", [ATTENTION, ATTENTION_BACKWARD], ids=lambda op: op.name)
-IN_INTERPRETER = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 LOADED = [
     pytest.param(
         key, device, id=f"{key}-{device.architecture}", marks=() if (op, device) == (ATTENTION, H200) else THOROUGH
@@ -203,24 +199,6 @@ def test_the_most_that_is_loaded_ahead_fits_in_shared_memory(key: str, device: D
         assert implementation.compile(variant, device.target).resources["shared_bytes"] <= device.shared_bytes
 
 
-# --- in Triton's interpreter ---
-
-
-def test_layouts_masks_and_needs_are_right_in_the_interpreter(tmp_path: Path) -> None:
-    names = ("parts_of_a_projection_and_of_heads_before_rows", "masks_of_all_batches_and_of_all_heads",
-             "gradients_some_of_which_nobody_needs")  # fmt: skip
-    passed_in_the_interpreter(tmp_path, 3, *(f"{__file__}::test_numerics_of_{name}" for name in names))
-
-
-def run(op: Any, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-    """The results of the Triton form on values of any layout."""
-    implementation, arguments = FORMS[op.name][0], op.arguments(values)
-    problem = op.pose(arguments)
-    assert not list(implementation.unsupported(problem, CPU))
-    plan = build(op, Candidate(implementation, implementation.default(problem, CPU)), problem, arguments, CPU)
-    return as_tuple(plan(*values))
-
-
 @BOTH
 def test_calls_with_and_without_a_scale_run_one_compiled_kernel(op: Any) -> None:
     """What is tuned has a scale, most calls have none."""
@@ -238,55 +216,6 @@ def test_calls_with_and_without_a_scale_run_one_compiled_kernel(op: Any) -> None
         given = Signature(arguments, outputs, implementation.scratch(problem, config, H200))
         keys.append([variant.key for variant in implementation.variants(problem, config, H200, given)])
     assert keys[0] == keys[1] == keys[2]
-
-
-@IN_INTERPRETER
-@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
-def test_numerics_of_parts_of_a_projection_and_of_heads_before_rows() -> None:
-    fused = torch.randn(2, 19, (4 + 2 + 2) * 16).half()
-    parts = [part.unflatten(-1, (-1, 16)) for part in fused.split([64, 32, 32], -1)]
-    before = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in parts]
-    for given in (parts, before):
-        values = ATTENTION.bind(tuple(given), {"causal": True})
-        out, lse = run(ATTENTION, values)
-        right = numerics.reference64(ATTENTION, values)
-        torch.testing.assert_close(out.double(), right[0], rtol=4e-3, atol=4e-3)
-        torch.testing.assert_close(lse.double(), right[1], rtol=1e-5, atol=1e-5)
-        rest = (torch.randn(2, 4, 19, 16).half().transpose(1, 2), *given, None, out, lse, True)
-        values = ATTENTION_BACKWARD.bind(rest, {})
-        exact = numerics.reference64(ATTENTION_BACKWARD, values)
-        for one, other in zip(run(ATTENTION_BACKWARD, values), exact, strict=True):
-            torch.testing.assert_close(one.double(), other, rtol=1e-2, atol=1e-2)
-
-
-@IN_INTERPRETER
-@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
-def test_numerics_of_masks_of_all_batches_and_of_all_heads() -> None:
-    q, k, v = torch.randn(2, 5, 4, 16), torch.randn(2, 40, 2, 16), torch.randn(2, 40, 2, 16)
-    for outer in ((1, 1), (2, 1), (1, 4), (2, 4)):
-        seen = torch.rand(*outer, 5, 40) < 0.5
-        bias = torch.randn(seen.shape).masked_fill(~seen, -torch.inf)
-        for mask in (seen, bias, seen[:, :, :1].expand(-1, -1, 5, -1)):
-            values = ATTENTION.bind((q, k, v, mask), {})
-            for one, right in zip(run(ATTENTION, values), numerics.reference64(ATTENTION, values), strict=True):
-                torch.testing.assert_close(one.double(), right, rtol=1e-5, atol=1e-5)
-
-
-@IN_INTERPRETER
-@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
-def test_numerics_of_gradients_some_of_which_nobody_needs() -> None:
-    drawn = ATTENTION_BACKWARD.draw(
-        ATTENTION_BACKWARD.problem_of({**SMALL, "head_dim": 16, "kv_heads": 2, "dtype": "float32"}),
-        "normal",
-        torch.Generator().manual_seed(0),
-    )
-    whole = ATTENTION_BACKWARD.reference(*drawn)
-    for needs in itertools.product((False, True), repeat=3):
-        found = run(ATTENTION_BACKWARD, (*drawn[:-3], *needs))
-        for one, right, needed in zip(found, as_tuple(whole), needs, strict=True):
-            assert one.shape == (right.shape if needed else (0,))
-            if needed:
-                torch.testing.assert_close(one, right)
 
 
 def test_launches_of_gradients_that_nobody_needs_are_left_out() -> None:

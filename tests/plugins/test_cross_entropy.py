@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,20 +47,27 @@ def check(op: Op, implementation: Implementation, config: Config, problem: Probl
         lambda op, implementation, reduction, weight: op.name,
     ),
 )
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.thorough)], ids=["some", "all"])
 def test_every_configuration_in_cpp_is_right(
-    op: Op, implementation: Implementation, reduction: str, weight: bool
+    op: Op, implementation: Implementation, reduction: str, weight: bool, step: int
 ) -> None:
     dims: dict[str, Value] = {"rows": 5, "cols": 16_411, "reduction": reduction, "weight": weight, "dtype": "bfloat16"}
     problem = op.problem_of(dims)
     space = implementation.space(problem, CPU)
     assert len(space) >= 8
-    for place, config in enumerate(space):
+    for place, config in enumerate(space.configs[::step]):
         check(op, implementation, config, problem, op.kinds[place % len(op.kinds)])
 
 
-@EACH
-def test_short_and_single_rows_in_cpp_are_right(op: Op, implementation: Implementation) -> None:
-    for (rows, cols), dtype in itertools.product(((1, 1), (3, 7), (1, 9001)), ("float32", "float16")):
+@pytest.mark.parametrize(
+    ("op", "implementation", "dtype"),
+    one_of_each(
+        [pytest.param(*both, dtype, id=f"{both[0].name}-{dtype}") for both in BOTH for dtype in ("float32", "float16")],
+        lambda op, implementation, dtype: op.name,
+    ),
+)
+def test_short_and_single_rows_in_cpp_are_right(op: Op, implementation: Implementation, dtype: str) -> None:
+    for rows, cols in ((1, 1), (3, 7), (1, 9001)):
         problem = op.problem_of({"rows": rows, "cols": cols, "reduction": "sum", "weight": True, "dtype": dtype})
         for kind in op.kinds:
             check(op, implementation, implementation.default(problem, CPU), problem, kind)
@@ -115,7 +121,7 @@ def test_triton_compiles_every_reduction_with_a_weight_and_without(key: str, dim
         assert implementation.compile(variant, H200.target).resources["spill_bytes"] == 0
 
 
-@pytest.mark.parametrize("weight", [False, True])
+@pytest.mark.parametrize("weight", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_the_most_that_is_loaded_ahead_fits_in_shared_memory(weight: bool) -> None:
     implementation = IMPLEMENTATIONS["cross_entropy triton.online"]
     problem = problem_of("cross_entropy", {"rows": 16, "cols": 128256, "reduction": "none", "weight": weight})

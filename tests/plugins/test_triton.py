@@ -190,6 +190,7 @@ LIKE_OTHERS = (
     *(f"gemm_nf4 triton.{form}" for form in ("splitk", "gemv", "dequantized")),
     "gemm_w8a8",
     "gemm_sparse24 triton.splitk",
+    "linear triton.splitk",
     "scaled_mm triton.splitk",
     "grouped_gemm_backward",
     "attention_decode triton.whole",

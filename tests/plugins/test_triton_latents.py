@@ -32,7 +32,7 @@ def compiled(form: WholeMlaDecode | SplitMlaDecode, dims: Mapping[str, Any], dty
     [
         ({"heads": heads, "page": page}, dtype)
         for heads, page, dtype in (
-            (128, 64, "bfloat16"), (128, False, "bfloat16"), (16, 64, "bfloat16"), (16, 16, "float16"),
+            (16, 64, "bfloat16"), (128, 64, "bfloat16"), (128, False, "bfloat16"), (16, 16, "float16"),
             (32, False, "float32"), (40, 16, "bfloat16"),
         )
     ]

@@ -48,13 +48,14 @@ def family_of(op: str) -> str:
 
 
 FAMILIES = sorted({family_of(name) for name, _ in CASES})
+OF_ATTENTION = [str(Path(__file__).with_name("test_triton_attention.py"))]
 _NO_LOOPS = "interpreter does not loop with this NumPy"
 MOST = 12_000
 """Elements of a problem here: the interpreter takes milliseconds a program."""
 
 
 def test_every_implementation_is_right_in_the_interpreter(tmp_path: Path) -> None:
-    passed_in_the_interpreter(tmp_path, len(CASES), __file__)
+    passed_in_the_interpreter(tmp_path, len(CASES) + len(OF_ATTENTION), __file__, *OF_ATTENTION)
 
 
 @pytest.mark.thorough

@@ -67,7 +67,7 @@ def _variant(implementation: InductorImplementation, n: int = 64) -> Any:
 
 
 def test_what_was_compiled_is_a_file_that_another_process_uses_without_compiling(tmp_path: Path) -> None:
-    artifact = Compiled().compile(_variant(Compiled(), 96), CPU.target)
+    artifact = Compiled().compile(_variant(Compiled(), 64), CPU.target)
     assert Path(artifact.path).exists()
     code = f"""
 import torch, torch._inductor.graph
@@ -75,7 +75,7 @@ from pathlib import Path
 from registry.backends.inductor import artifact as inductor_artifact
 def refuse(*args, **kwargs): raise AssertionError("it compiles")
 torch._inductor.graph.GraphLowering.run = refuse
-x = torch.randn(96)
+x = torch.randn(64)
 y = inductor_artifact.load_file(Path({artifact.path!r}))(x)
 assert torch.equal(y[0] if isinstance(y, (list, tuple)) else y, x * x)
 """
@@ -227,11 +227,11 @@ def test_sizes_that_were_not_tuned_share_their_compilations() -> None:
 
 
 def test_an_untuned_size_that_is_compiled_already_is_not_shared() -> None:
-    x, implementation = torch.randn(77), Compiled()
+    x, implementation = torch.randn(64), Compiled()
     build(
         SQUARE,
         Candidate(implementation, {}),
-        SQUARE.problem_of({"n": 77, "dtype": "float32"}),
+        SQUARE.problem_of({"n": 64, "dtype": "float32"}),
         SQUARE.arguments((x,)),
         CPU,
     )

@@ -84,7 +84,7 @@ def test_latents_are_where_the_table_says_and_nothing_behind_a_length_matters(na
 
 @pytest.mark.parametrize("name", NAMES)
 def test_queries_and_caches_may_be_parts_of_wider_tensors(name: str) -> None:
-    q = torch.randn(2, 3, 4, RANK + ROPE + 3)[:, 1, :, : RANK + ROPE]
+    q = torch.randn(2, 3, 19, RANK + ROPE + 3)[:, 1, :, : RANK + ROPE]
     latents = torch.randn(2, 9, 2, RANK + ROPE)[:, :, 1]
     lengths = torch.tensor([9, 4], dtype=torch.int32)
     same(run(name, q, latents, lengths, RANK, SCALE), one_by_one(q, latents, [9, 4]))

@@ -149,17 +149,38 @@ JSONS = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    column=st.sampled_from(
+ROWS = {
+    "column": st.sampled_from(
         ["problem.dims", "problem.op_version", "candidate.config", "software.identity", "winner.software_id"]
     ),
-    value=st.binary() | st.text() | st.integers(-(2**63), 2**63 - 1) | st.floats() | JSONS.map(str),
+    "value": st.binary() | st.text() | st.integers(-(2**63), 2**63 - 1) | st.floats() | JSONS.map(str),
+}
+FEW, MANY = (
+    settings(max_examples=most, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    for most in (25, 60)
 )
+
+
+@FEW
+@given(**ROWS)
 @example(column="problem.dims", value='{"rows": 64, "cols": 16}, {"dtype": 1}')
 def test_whatever_a_row_holds_every_call_is_answered(
     dispatcher: Dispatcher, damage: Damage, tmp_path: Path, column: str, value: Any
 ) -> None:
+    check_row(dispatcher, damage, tmp_path, column, value)
+
+
+@pytest.mark.thorough
+@MANY
+@given(**ROWS)
+def test_whatever_many_rows_hold_every_call_is_answered(
+    dispatcher: Dispatcher, damage: Damage, tmp_path: Path, column: str, value: Any
+) -> None:
+    check_row(dispatcher, damage, tmp_path, column, value)
+
+
+def check_row(dispatcher: Dispatcher, damage: Damage, tmp_path: Path, column: str, value: Any) -> None:
+    """A call of each kind is answered, whatever stands in the column."""
     try:
         damage(column, (value,))
     except (sqlite3.IntegrityError, UnicodeEncodeError):  # no row can hold it

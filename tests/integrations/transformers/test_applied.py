@@ -19,9 +19,9 @@ from registry.integrations.transformers.forwards.linears import LinearGroup, Mem
 from .tiny_models import cache_name, prompt, tiny
 
 
-def pair(family: str = "llama", dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+def pair(family: str = "llama", dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[Any, Any]:
     """A model, and its like after ``apply``."""
-    plain, applied = tiny(family, dtype), tiny(family, dtype)
+    plain, applied = tiny(family, dtype, **changes), tiny(family, dtype, **changes)
     apply(applied)
     return plain, applied
 
@@ -169,7 +169,7 @@ def test_weights_that_were_replaced_are_what_is_multiplied_by() -> None:
     "mode", ["parameter", *(pytest.param(mode, marks=pytest.mark.thorough) for mode in ("assigned", "functional"))]
 )
 def test_a_compiled_program_multiplies_by_weights_that_were_put_in_later(mode: str) -> None:
-    plain, applied = pair()
+    plain, applied = pair(num_hidden_layers=1)
     compiled = torch.compile(applied, backend="eager")
     state = {name: value * 0.5 + 0.01 for name, value in plain.state_dict().items()}
     with torch.no_grad():

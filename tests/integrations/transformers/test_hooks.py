@@ -5,7 +5,7 @@ Compiled programs keep to it where a part is computed with another, or ahead of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import torch
 
 from registry.integrations.transformers import apply
 
-from ...tiers import one_of_each
+from ...tiers import THOROUGH
 from .op_counts import OpCounts
 from .tiny_models import prompt, tiny
 
@@ -60,41 +60,49 @@ HOOKS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def _computed_with_another(hook: str, late: bool) -> str:
-    """What of the hooked part is computed with another part, or ahead of its call."""
-    if "norm" in hook or "activation" in hook:
-        return hook
-    return "sum" if "layer" in hook else "products" if "products" in hook else "gate"
+ONE_OF_EACH = (
+    {"the input of one of three products": True, "a layer's output": False, "the input of up": True},
+    {"one of three products": False, "a norm's input": True, "the activation": False},
+)
+"""For each part that is computed with another one, or ahead of its call, a hook, and whether it is late."""
 
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_that_writes_in_place_changes_what_comes_after_it(hook: str, late: bool) -> None:
-    model, right = hooked(hook, late)
+    model, right = hooked({hook: late})
     torch.testing.assert_close(logits(model), right, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("hook", "late"), one_of_each([(hook, late) for hook in HOOKS for late in (False, True)], _computed_with_another)
+    "hooks",
+    [
+        *(pytest.param(hooks, id=", ".join(hooks)) for hooks in ONE_OF_EACH),
+        *(pytest.param({hook: late}, marks=THOROUGH, id=f"{hook}-{late}") for hook in HOOKS for late in (False, True)),
+    ],
 )
-def test_a_compiled_program_does_what_a_hook_changes_in_place(hook: str, late: bool) -> None:
-    model, right = hooked(hook, late)
+def test_a_compiled_program_does_what_hooks_change_in_place(hooks: Mapping[str, bool]) -> None:
+    model, right = hooked(hooks)
     step = torch.compile(model, fullgraph=True, backend=OpCounts())
     torch.testing.assert_close(logits(step), right, atol=1e-5, rtol=1e-4)
 
 
-def hooked(hook: str, late: bool) -> tuple[Any, torch.Tensor]:
-    """An applied model that was hooked before ``apply``, or after it, and the logits of the plain one with the hook."""
+def hooked(hooks: Mapping[str, bool]) -> tuple[Any, torch.Tensor]:
+    """An applied model, and the logits of the plain one with the same hooks, each of which changes them.
+
+    hooks  names of hooks, and which of them are put in after ``apply``
+    """
     plain, applied = tiny("llama"), tiny("llama")
-    without = logits(plain)
-    HOOKS[hook](plain)
-    if not late:
+    right = logits(plain)
+    for hook in hooks:
+        HOOKS[hook](plain)
+        without, right = right, logits(plain)
+        assert (right - without).abs().max() > 1e-3
+    for hook in (hook for hook, late in hooks.items() if not late):
         HOOKS[hook](applied)
     apply(applied)
-    if late:
+    for hook in (hook for hook, late in hooks.items() if late):
         HOOKS[hook](applied)
-    right = logits(plain)
-    assert (right - without).abs().max() > 1e-3
     return applied, right
 
 

@@ -1,0 +1,80 @@
+"""The Triton kernels of attention in Triton's interpreter: layouts, masks, and gradients that nobody needs.
+
+test_triton_numerics.py starts these tests in its process, in which Triton interprets.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from registry.backends.triton import INTERPRETED
+from registry.contract import as_tuple
+from registry.contracts import ATTENTION, ATTENTION_BACKWARD
+from registry.correctness import numerics
+from registry.device import Device
+from registry.dispatch.plans.plan import Candidate, build
+
+from ..triton_forms import FORMS
+from .test_attention import SMALL
+
+CPU = Device.of("cpu")
+pytestmark = [
+    pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*"),
+]
+
+
+def run(op: Any, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    """The results of the Triton form on values of any layout."""
+    implementation, arguments = FORMS[op.name][0], op.arguments(values)
+    problem = op.pose(arguments)
+    assert not list(implementation.unsupported(problem, CPU))
+    plan = build(op, Candidate(implementation, implementation.default(problem, CPU)), problem, arguments, CPU)
+    return as_tuple(plan(*values))
+
+
+def test_numerics_of_parts_of_a_projection_and_of_heads_before_rows() -> None:
+    fused = torch.randn(2, 19, (4 + 2 + 2) * 16).half()
+    parts = [part.unflatten(-1, (-1, 16)) for part in fused.split([64, 32, 32], -1)]
+    before = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in parts]
+    for given in (parts, before):
+        values = ATTENTION.bind(tuple(given), {"causal": True})
+        out, lse = run(ATTENTION, values)
+        right = numerics.reference64(ATTENTION, values)
+        torch.testing.assert_close(out.double(), right[0], rtol=4e-3, atol=4e-3)
+        torch.testing.assert_close(lse.double(), right[1], rtol=1e-5, atol=1e-5)
+        rest = (torch.randn(2, 4, 19, 16).half().transpose(1, 2), *given, None, out, lse, True)
+        values = ATTENTION_BACKWARD.bind(rest, {})
+        exact = numerics.reference64(ATTENTION_BACKWARD, values)
+        for one, other in zip(run(ATTENTION_BACKWARD, values), exact, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-2, atol=1e-2)
+
+
+def test_numerics_of_masks_of_all_batches_and_of_all_heads() -> None:
+    q, k, v = torch.randn(2, 5, 4, 16), torch.randn(2, 40, 2, 16), torch.randn(2, 40, 2, 16)
+    for outer in ((1, 1), (2, 1), (1, 4), (2, 4)):
+        seen = torch.rand(*outer, 5, 40) < 0.5
+        bias = torch.randn(seen.shape).masked_fill(~seen, -torch.inf)
+        for mask in (seen, bias, seen[:, :, :1].expand(-1, -1, 5, -1)):
+            values = ATTENTION.bind((q, k, v, mask), {})
+            for one, right in zip(run(ATTENTION, values), numerics.reference64(ATTENTION, values), strict=True):
+                torch.testing.assert_close(one.double(), right, rtol=1e-5, atol=1e-5)
+
+
+def test_numerics_of_gradients_some_of_which_nobody_needs() -> None:
+    drawn = ATTENTION_BACKWARD.draw(
+        ATTENTION_BACKWARD.problem_of({**SMALL, "head_dim": 16, "kv_heads": 2, "dtype": "float32"}),
+        "normal",
+        torch.Generator().manual_seed(0),
+    )
+    whole = ATTENTION_BACKWARD.reference(*drawn)
+    for needs in itertools.product((False, True), repeat=3):
+        found = run(ATTENTION_BACKWARD, (*drawn[:-3], *needs))
+        for one, right, needed in zip(found, as_tuple(whole), needs, strict=True):
+            assert one.shape == (right.shape if needed else (0,))
+            if needed:
+                torch.testing.assert_close(one, right)
