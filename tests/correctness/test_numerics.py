@@ -250,7 +250,7 @@ def test_bounds_accept_what_the_rule_accepts_and_never_more(op: Op, dtype: str) 
             # what an op compares itself may differ from the wide reference and still be right
             assert op.parsed.results[output] in op.compare or bounds.holding(right[output]), kind
             flat = right[output].reshape(-1)
-            for place in range(0, flat.numel(), max(1, flat.numel() // 3)):
+            for place in range(0, flat.numel(), max(1, flat.numel() // 7)):
                 for factor in (0.0, 0.9, 0.99, 1.001, 1.01, -1.0, torch.nan, torch.inf):
                     other = right[output].clone()
                     other.view(-1)[place] = flat[place] * factor

@@ -1,4 +1,4 @@
-"""The gradient of an embedding from rows in the order of their indices: nothing is read or written twice."""
+"""The gradient of an embedding from rows in the order of their indices: the weight's gradient is written once."""
 
 from __future__ import annotations
 
