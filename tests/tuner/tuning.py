@@ -71,7 +71,7 @@ def _run(order: dict[str, Any]) -> None:
             events.write(json.dumps(said) + "\n")
 
         try:
-            setattr(judge, "MOST_BLOCKS", judge.BLOCKS)  # each block costs a process of its own
+            judge.MOST_BLOCKS = judge.BLOCKS  # each block costs a process of its own
             catalog = Catalog()
             catalog.load_file(PLUGIN)
             problems = [Problem("square", {"n": n, "dtype": "float32"}) for n in order["sizes"]]
