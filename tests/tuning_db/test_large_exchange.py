@@ -233,7 +233,7 @@ def test_neither_an_import_nor_an_export_holds_what_it_moves(
     peaks = []
     with Store.open(tmp_path / "warm.db") as store:
         store.load(iter(many(100)))  # type: ignore[arg-type]
-    for count in (750, 3000):
+    for count in (1500, 6000):
         with Store.open(tmp_path / f"{count}.db") as store:
             peaks.append(
                 (
