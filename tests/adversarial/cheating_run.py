@@ -11,7 +11,7 @@ import pytest
 from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.problem import Problem
-from registry.tuner.decide.judge import BLOCKS
+from registry.tuner.decide.judge import BLOCKS, PRE_ROUNDS
 from registry.tuner.events import Event, Result, TrialDone
 from registry.tuner.limits import Budget
 from registry.tuner.measure.series import PROMISING
@@ -42,8 +42,10 @@ class CheatingRun:
             self.offered = {name.partition(".")[2] for name in names}
             # the lock of the device is this run's own: it waits for no other that measures
             patch.setenv("KERNEL_REGISTRY_CACHE", str(folder / "cache"))
-            # cheats are refused before the finals, which decide among the honest in as few processes as may be
+            # cheats are refused before the finals, or where these look at outputs: to decide among the honest, few
+            # processes do, with the rounds of a pre-final
             patch.setattr("registry.tuner.decide.judge.MOST_BLOCKS", BLOCKS)
+            patch.setattr("registry.tuner.decide.contest.ROUNDS", PRE_ROUNDS)
             self.results: list[Result] = tune(
                 problems,
                 catalog=catalog,

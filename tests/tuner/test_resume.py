@@ -202,9 +202,9 @@ class Moments:
         self._sleep(self._imports_s + self._startup_s + CONFIGS / 2 * self._trial_s)
 
     def finals(self, run: Run, database: Path) -> None:
-        """They take as long as 15 to 20 trials; what is decided leaves nothing to publish."""
+        """They take as long as 9 to 12 trials; what is decided leaves nothing to publish."""
         run.wait_for("FinalsStarted")
-        self._sleep(12 * self._trial_s)
+        self._sleep(7 * self._trial_s)
 
     def publishing(self, run: Run, database: Path) -> None:
         """Nothing is stored from the first final on until then; the run's own end is stored soon after."""

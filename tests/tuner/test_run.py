@@ -191,6 +191,8 @@ def test_a_slower_candidate_cannot_dethrone_a_winner_that_was_not_searched(rogue
     assert winner.candidate.implementation == "rogue.honest"
 
 
+# hangs of four kinds are told by the worker's tests, and a run goes on after a crash above
+@pytest.mark.thorough
 @pytest.mark.usefixtures("few_blocks")
 def test_a_hanging_candidate_costs_its_limit_and_nothing_else(
     rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,7 @@ from typing import Any, cast
 from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.problem import Problem
+from registry.tuner.decide import judge
 from registry.tuner.events import Event, ProblemDecided, TrialDone
 from registry.tuner.limits import Budget
 from registry.tuner.processes import keeper, template
@@ -70,6 +71,7 @@ def _run(order: dict[str, Any]) -> None:
             events.write(json.dumps(said) + "\n")
 
         try:
+            judge.MOST_BLOCKS = judge.BLOCKS  # each block costs a process of its own
             catalog = Catalog()
             catalog.load_file(PLUGIN)
             problems = [Problem("square", {"n": n, "dtype": "float32"}) for n in order["sizes"]]

@@ -27,16 +27,16 @@ def write_together(place: str, processes: int, trials: int, variables: dict[str,
     return done.stdout.split()
 
 
-def test_sixteen_processes_open_one_cold_file_and_lose_nothing(
+def test_eight_processes_open_one_cold_file_and_lose_nothing(
     tmp_path: Path, environment_variables: dict[str, str]
 ) -> None:
     path = tmp_path / "cold" / "tuning.db"
-    results = write_together(str(path), 16, 20, environment_variables)
-    assert sorted(results) == ["lost"] * 15 + ["won"]
+    results = write_together(str(path), 8, 20, environment_variables)
+    assert sorted(results) == ["lost"] * 7 + ["won"]
     with Store.open(path, create=False) as store:
-        assert {trial.message for trial in store.trials()} == {f"{n}/{i}" for n in range(16) for i in range(20)}
+        assert {trial.message for trial in store.trials()} == {f"{n}/{i}" for n in range(8) for i in range(20)}
         counts = store.statistics()
-        assert (counts.runs, counts.problems, counts.decisions, counts.winners) == (16, 1, 16, 1)
+        assert (counts.runs, counts.problems, counts.decisions, counts.winners) == (8, 1, 8, 1)
 
 
 def test_several_processes_fill_one_cold_server(postgresql_url: str, environment_variables: dict[str, str]) -> None:

@@ -11,6 +11,9 @@ import importlib
 import sys
 from collections.abc import Iterable
 
+import torch
+
+from ...device import may_use_nvidia
 from ..planning.problems import ProblemPlan
 from ..processes import spawning
 
@@ -57,8 +60,8 @@ def preload() -> None:
     for module in _OPTIONAL:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    if _TRITON in sys.modules:
-        sys.modules[_TRITON].warm()
+    if _TRITON in sys.modules and (torch.version.hip or may_use_nvidia()):
+        sys.modules[_TRITON].warm()  # 0.5 s, which nothing needs where Triton runs no kernel
     from ...discovery.catalog import Catalog
 
     with contextlib.suppress(Exception):  # a broken plugin is reported by the children, which collect it again

@@ -140,12 +140,13 @@ DIMS: Mapping[str, dict[str, Value]] = {
 LIKE_OTHERS = (
     "gemm_int1", "gemm_int2", "gemm_w4a16", "gemm_nf4", "gemm_w4a8", "silu_and_mul",
     "fused_linear_cross_entropy_gradients", "mla_decode", "gemm_int4_backward", "grouped_gemm_int4_backward",
-    "gemm_sparse24_backward",
+    "gemm_sparse24_backward", "fused_linear_cross_entropy_backward", "rotary_kv_append",
 )  # fmt: skip
 """Their levels have another width than gemm_int8's or gemm_w8a8's, or a table (whose kernels the C++ and the Triton
 plugin's own tests run for every change), the gate is another than gelu_and_mul's, the gradients come in one pass
 instead of two, the keys are latents instead of attention_decode's, a gradient is by a weight that is written out
-first, as gemm_int8's, linear's and grouped_gemm's are, and nothing else."""
+first, as gemm_int8's, linear's and grouped_gemm's are, or one op does what two do, fused_linear_cross_entropy and
+cross_entropy_backward or rotary_embedding and kv_cache_append, and nothing else."""
 
 
 @pytest.fixture(scope="module")

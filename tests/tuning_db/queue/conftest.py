@@ -11,6 +11,8 @@ from tuning_db import JobQueue
 from tuning_db.queue.entries import FleetPlan, FleetWorker, Lease, NewJob, QueuedProblem
 from tuning_db.records import new_uid
 
+from ..conftest import place_of
+
 GPU = "NVIDIA H200"
 
 
@@ -48,10 +50,8 @@ class Fleet:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place without a database's tables; what a server might do otherwise asks for both kinds, see ``BOTH``."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'tuning.db'}"
-    return str(request.getfixturevalue("postgresql_url"))
+    """As the store's tests have it; what a server might do otherwise asks for both kinds, see ``BOTH``."""
+    return place_of(request.param, request, tmp_path)
 
 
 BOTH = pytest.mark.parametrize("url", ["sqlite", "postgresql"], indirect=True)
