@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -49,20 +50,30 @@ def variant_of(
     return found
 
 
-def _forked(*words: Any, fresh: bool, **limits: Any) -> Child:
+def _forked(module: str, arguments: list[str], environment: Mapping[str, str], *, fresh: bool, **limits: Any) -> Child:
+    """A process that is forked although it asks for a fresh one, with the folder for temporary files of this process.
+
+    There torch's header is, which Inductor precompiles for C++. In the folder of the template it would be made again,
+    which takes 7 s of a core.
+    """
     assert fresh
-    return Child(*words, **limits)
+    return Child(module, arguments, {**environment, "TMPDIR": tempfile.gettempdir()}, **limits)
 
 
 @pytest.fixture(scope="module")
-def forked() -> Iterator[None]:
+def warmed() -> None:
+    """The template of processes imports torch's compiler, meanwhile: a process forked before that imports its own."""
+    spawning.warm("registry.backends.inductor.warm:import_without_a_look", *InductorImplementation.preloads)
+
+
+@pytest.fixture(scope="module")
+def forked(warmed: None) -> Iterator[None]:
     """Processes are forked from a template that has imported torch's compiler: executed, each takes 7 s of a core.
 
     That for a GPU which is not here is executed, as all are without this.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ahead_process, "Child", _forked)
-        spawning.warm("registry.backends.inductor.warm:import_without_a_look", *InductorImplementation.preloads)
         yield
 
 
@@ -89,6 +100,7 @@ def compiled_files(cache: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.suffix in {".bin", ".so", ".gch"}}
 
 
+@pytest.mark.usefixtures("warmed")
 def test_a_gpu_that_is_not_here_is_compiled_for(
     catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
