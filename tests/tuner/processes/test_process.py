@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-import registry
 from registry.tuner.processes import spawning, template
 from registry.tuner.processes.process import Child
 
@@ -27,9 +26,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the keeper needs Lin
 
 
 def write_echo(folder: Path, body: str) -> None:
-    """A module for children. One that is executed does without torch, which nothing here needs, as templates do."""
-    (folder / "registry").mkdir(exist_ok=True)
-    (folder / "registry" / "__init__.py").write_text(f"__path__ = {list(registry.__path__)!r}")
+    """A module for children. One that is executed does without torch, which nothing here needs."""
     (folder / f"{ECHO}.py").write_text(
         f"{fresh.BARE}"
         "import os, signal, sys, time\n"
