@@ -14,6 +14,7 @@ from registry.problem import Problem
 from registry.tuner.decide.judge import BLOCKS, PRE_ROUNDS
 from registry.tuner.events import Event, Result, TrialDone
 from registry.tuner.limits import Budget
+from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.measure.series import PROMISING
 from registry.tuner.options import TuneOptions
 from registry.tuner.run import tune
@@ -59,13 +60,24 @@ class CheatingRun:
         self.events = events
 
     def was_given_up(self, name: str) -> bool:
+        """Whether a machine that was busy made the first launches so slow that hardly one more followed.
+
+        What is honest in its first calls has then done nothing wrong, and it enters no finals.
+        """
+        return self._is_slower(name, TimingProtocol.of(CPU).hopeless)
+
+    def was_left_to_finals(self, name: str) -> bool:
         """Whether a machine that was busy made a candidate so slow that it did not promise to win.
 
-        Its layouts and threads at the tuned size are then left to the finals, which it does not enter or is refused in.
+        Its own size is then not probed before the finals, which it does not enter, or is refused in.
         """
+        return self._is_slower(name, PROMISING)
+
+    def _is_slower(self, name: str, most: float) -> bool:
+        """Whether a candidate was right and took over ``most`` times as long as the fastest of its problem."""
         trial = self.trials[name]
         times = [each.median_us for each in self.trials.values() if each.problem == trial.problem and each.median_us]
-        return trial.median_us is not None and trial.median_us > PROMISING * min(times)
+        return trial.median_us is not None and trial.median_us > most * min(times)
 
     @property
     def winners(self) -> dict[str, str]:

@@ -32,6 +32,8 @@ REFUSED = {
     "strides_beyond": "n=32004, dtype=float32) with dense-strided inputs",
     "sliced": "with sliced inputs",
 }
+AT_THEIR_OWN_SIZE = ("strided_workspace", "unaligned", "first_strides", "second_strides")
+"""Those of ``REFUSED`` that are wrong in other calls of the tuned size alone."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_tuner_refuses_whoever_is_wrong_in_another_call_of_a_large_size(run: CheatingRun, name: str) -> None:
     trial = run.trials[name]
-    if run.was_given_up(name):
+    if run.was_left_to_finals(name) if name in AT_THEIR_OWN_SIZE else run.was_given_up(name):
         assert name not in run.winners.values()
         return
     assert trial.status == ("error" if name == "raises" else "wrong_result"), trial.message
@@ -58,4 +60,4 @@ def test_their_honest_peers_are_accepted_and_win(run: CheatingRun) -> None:
 
 def test_all_of_them_were_tried(run: CheatingRun) -> None:
     assert run.offered == run.trials.keys() == {*REFUSED, *RIGHT}
-    assert sum(map(run.was_given_up, REFUSED)) < len(REFUSED) / 2
+    assert not all(map(run.was_left_to_finals, AT_THEIR_OWN_SIZE))
