@@ -48,7 +48,7 @@ def humming(problem: Problem, _values: tuple[Any, ...]) -> Call:
 
     def run(layer: Any, given: Mapping[str, Any]) -> Any:
         scale = given.get("scale_a")
-        return layer(given["a"]) if scale is None else layer(given["a"], input_scale=scale.view(-1))
+        return layer(given["a"]) if scale is None else layer(given["a"], input_scale=scale.view(-1, 1))
 
     return _by_weight(problem, "qweight", made, run)
 

@@ -60,6 +60,20 @@ def scaled_mm_implementations() -> list[Implementation]:
     return [WgmmaScaledMm()]
 
 
+@registry.implements("gemm_w4a8")
+def gemm_w4a8_implementations() -> list[Implementation]:
+    from .packed_a8_wgmma import WgmmaPackedA8
+
+    return [WgmmaPackedA8("gemm_w4a8", 4)]
+
+
+@registry.implements("gemm_w8a8")
+def gemm_w8a8_implementations() -> list[Implementation]:
+    from .packed_a8_wgmma import WgmmaPackedA8
+
+    return [WgmmaPackedA8("gemm_w8a8", 8)]
+
+
 @registry.implements("top_k_top_p_sampling")
 def top_k_top_p_sampling_implementations() -> list[Implementation]:
     from .sampling.top_k_top_p import ClusterTopKTopPSampling

@@ -1,0 +1,295 @@
+"""W4A8 and W8A8 on Hopper's warpgroup tensor cores: 8-bit levels times 8-bit levels, from one token to a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from registry import Config, Device, Launch, Problem, Space
+from registry.artifact import Built, Signature
+from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, shared_limit
+from registry.implementation import Run
+
+from .a8_order import STEP, STRIP, packed, steps
+from .number import C_TYPES
+from .tensor_map import MatrixTiles, tensor_map
+
+_SOURCE = read_source(
+    f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "warpgroup.cuh", "tensor_map.cuh", "packed_a8_wgmma.cu"
+)
+_DTYPES = ("bfloat16", "float16")
+_PRODUCTS = {"int8": "s32.s8.s8", "float8_e4m3fn": "f32.e4m3.e4m3"}
+_TOKENS = (8, 16, 32, 64, 96, 128, 192, 256)
+_UNITS = (32, 64, 128)
+_WARPGROUP = 128
+_WARP = 32
+_PATTERN = 1024
+_VECTOR = 16
+_MOST_REGISTERS = 255
+_TAKEN_REGISTERS = 232
+_REGISTER_FILE = 65536
+_OTHER_REGISTERS = 48
+"""Addresses, counters and what is stored."""
+_MOST_COUNTED = 2**31 - 2**12
+_DEEPEST = 2**16
+"""k's whose products of -128 and -128 add up to less than int32 holds."""
+_KEPT = 1024
+
+
+class WgmmaPackedA8(CudaImplementation):
+    """Warpgroup products (wgmma) of 8-bit levels: the weight's, expanded in registers, are the 64-row operand.
+
+    The copy engine brings tokens and weight to shared memory. int8 sums are exact; where groups have scales of their
+    own, or for float8, sums of a group, at most 128 k's, are added in float32.
+
+    tokens      rows of a in a tile
+    warpgroups  that multiply, side by side
+    waves       times 64 columns of each
+    cluster     blocks that K is split over
+    stages      steps of 128 k's in shared memory
+    resident    blocks that share a multiprocessor
+    """
+
+    name = "cuda.wgmma"
+    source = _SOURCE
+
+    def __init__(self, op: str, bits: int) -> None:
+        self.op = op
+        self.bits = bits
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        yield from super().unsupported(problem, device)
+        if device.type == "cuda" and device.capability[0] != 9:
+            yield f"wgmma is of compute capability 9.0, this GPU has {'.'.join(map(str, device.capability))}"
+        if problem.dtype not in _DTYPES:
+            yield f"dtype is {problem.dtype}, expected {' or '.join(_DTYPES)}"
+        if not problem.traits["contiguous"] or not problem.traits["aligned"]:
+            yield "tensors are not contiguous, or do not begin at a multiple of 16 bytes"
+        if problem.zeros != "none":
+            yield "the weight has zero points"
+        if self.bits == 8 and problem.activation != "int8":
+            yield f"levels of 8 bits are exact in int8, not in {problem.activation}"
+        if problem.group_size < problem.k and problem.group_size % min(_UNITS):
+            yield f"group_size={problem.group_size} is no multiple of {min(_UNITS)}"
+        if problem.k % _VECTOR or problem.k > _DEEPEST:
+            yield f"k={problem.k} is no multiple of {_VECTOR} up to {_DEEPEST}"
+        if problem.n % STRIP or max(problem.m, problem.n) > _MOST_COUNTED:
+            yield f"n={problem.n} is no multiple of {STRIP}, or m={problem.m} is beyond what is counted in 32 bits"
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        """Tiles, how K is split, and how much is on the way."""
+        return _space(_TileShape.of(problem, self.bits), _fitting(problem.m), device)
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        """The tile and the cluster that a model of the GPU finds fastest."""
+        shape = _TileShape.of(problem, self.bits)
+        along_m = tuple([-(-problem.m // tokens) for tokens in _TOKENS])
+        return _fastest(self.space(problem, device), shape, along_m, device)
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        """Above the Triton kernel, which unpacks the weight in its loop."""
+        return 2.0
+
+    def prepared(self, problem: Problem, config: Config) -> Mapping[str, tuple[str, ...]]:
+        """The weight in the order of its products, as large as it was."""
+        return {"packed": ("qweight",)}
+
+    def prepare(self, name: str, values: tuple[Any, ...], problem: Problem, config: Config) -> torch.Tensor:
+        """See ``prepared``."""
+        return packed(values[0], self.bits, problem.activation != "int8")
+
+    def prepared_config(self, problem: Problem, config: Config) -> Config:
+        """Nothing: a weight is held once, whatever wins."""
+        return {}
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        """Bind in a process that has a context: tensor maps are made in one."""
+        torch.cuda.init()
+        return super().bind(problem, config, device, built)
+
+    def bind_loaded(
+        self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
+    ) -> Run | None:
+        """As ``bind``."""
+        torch.cuda.init()
+        return super().bind_loaded(problem, config, device, signature, like)
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        shape, cluster = _TileShape.of(problem, self.bits), config["cluster"]
+        tiles = -(-problem.m // config["tokens"]) * -(-shape.strips // _strips(config))
+        # a block goes from tile to tile, but the blocks of a cluster may not all be resident at once
+        resident = max(device.multiprocessors, 1) * config["resident"]
+        # bytes are bytes: those of int8, too
+        a = MatrixTiles("float8_e4m3fn", problem.m, problem.k, config["tokens"])
+        return Launch(
+            kernel(problem.activation, config["tokens"]),
+            grid=(tiles * cluster if cluster > 1 else min(tiles, resident),),
+            args=(*tensor_map("a", a), "y", "scale_a", "packed", "scales", "bias", problem.m),
+            constants={
+                "ELEMENT": C_TYPES[problem.dtype],
+                "VEC": 2,
+                "HALF": problem.dtype == "float16",
+                "FLOAT8": problem.activation != "int8",
+                "BITS": self.bits,
+                "N": problem.n,
+                "K": problem.k,
+                "UNIT": shape.unit,
+                "GROUP": min(problem.group_size, problem.k),
+                "PER_COLUMN": shape.per_column,
+                "STATIC": bool(problem.static),
+                "BIAS": bool(problem.bias),
+                "TOKENS": config["tokens"],
+                "WARPGROUPS": config["warpgroups"],
+                "WAVES": config["waves"],
+                "CLUSTER": cluster,
+                "STAGES": config["stages"],
+                "RESIDENT": config["resident"],
+            },
+            options={"block": _threads(config)},
+            cluster=(cluster,) if cluster > 1 else (),
+            shared_bytes=_shared_bytes(shape, config),
+        )
+
+
+@lru_cache(maxsize=64)
+def kernel(activation: str, tokens: int) -> CudaKernel:
+    """The kernel for tiles of so many tokens: PTX names each register of a product, as many as there are tokens."""
+    return CudaKernel(f"{_product(activation, tokens)}\n{_SOURCE}", "packed_a8_wgmma")
+
+
+def _product(activation: str, tokens: int) -> str:
+    """``multiply_tokens``: one wgmma of 64 columns, ``tokens`` tokens and 32 k's, added to ``sum`` if ``more``."""
+    count = tokens // 2
+    number, constraint = ("int", "+r") if activation == "int8" else ("float", "+f")
+    sums = ", ".join(f"%{place}" for place in range(count))
+    a = ", ".join(f"%{count + place}" for place in range(4))
+    outputs = ", ".join(f'"{constraint}"(sum[{place}])' for place in range(count))
+    signs = "" if activation == "int8" else ", 1, 1"
+    return f"""
+__device__ inline void multiply_tokens({number} (&sum)[{count}], const unsigned (&a)[4], unsigned long long tokens,
+                                       bool more) {{
+  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n"
+               "wgmma.mma_async.sync.aligned.m64n{tokens}k32.{_PRODUCTS[activation]} "
+               "{{{sums}}}, {{{a}}}, %{count + 4}, p{signs};\\n}}"
+               : {outputs}
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens), "r"((int)more));
+}}"""
+
+
+class _TileShape(NamedTuple):
+    """What a space depends on. ``unit``: k's that are added before a scale; ``promoted``: whether in float32."""
+
+    bits: int
+    strips: int
+    steps: int
+    unit: int
+    per_column: bool
+    promoted: bool
+
+    @classmethod
+    def of(cls, problem: Problem, bits: int) -> _TileShape:
+        per_column = bool(problem.group_size >= problem.k)
+        unit = STEP if per_column else max(unit for unit in _UNITS if problem.group_size % unit == 0)
+        promoted = not per_column or problem.activation != "int8"
+        return cls(bits, problem.n // STRIP, steps(problem.k), unit, per_column, promoted)
+
+
+def _fitting(m: int) -> tuple[bool, ...]:
+    """Of each number of tokens whether its tiles waste less than half of their last one, or are the smallest."""
+    least = next((tokens for tokens in _TOKENS if tokens >= m), _TOKENS[-1])
+    return tuple([least / 2 <= tokens <= least or (m > 128 and tokens in (96, 128)) for tokens in _TOKENS])
+
+
+@lru_cache(maxsize=_KEPT)
+def _space(shape: _TileShape, fitting: tuple[bool, ...], device: Device) -> Space:
+    """``fitting``: of each number of tokens, whether it fits m."""
+    tokens, limit = dict(zip(_TOKENS, fitting, strict=True)), shared_limit(device.target)
+
+    def shared(config: Config) -> int:
+        return int(config["resident"]) * _shared_bytes(shape, config)
+
+    space = Space(
+        tokens=_TOKENS, warpgroups=[1, 2], waves=[1, 2], cluster=[1, 2, 4, 8], stages=[4, 6, 8, 12], resident=[1, 2]
+    )
+    return (
+        space.require("tokens fit m", lambda config: tokens[config["tokens"]])
+        .require("each warpgroup has columns", lambda config: _strips(config) <= shape.strips)
+        .require("a block's part of K is whole steps", lambda config: not shape.steps % config["cluster"])
+        .require("a part of K is worth a block", lambda config: _is_long(shape, config))
+        .require("K is split for few tokens", lambda config: config["cluster"] == 1 or config["tokens"] <= 128)
+        .require("sums fit in registers", lambda config: _live_registers(shape, config) <= _registers(config))
+        .require("steps and sums fit in shared memory", lambda config: shared(config) <= limit)
+        .require("half of it is used", lambda config: config["stages"] == 12 or 2 * shared(config) >= limit)
+    )
+
+
+def _is_long(shape: _TileShape, config: Config) -> bool:
+    return bool(config["cluster"] == 1 or shape.steps >= 4 * config["cluster"])
+
+
+def _strips(config: Config) -> int:
+    """Strips of 64 columns of a tile."""
+    return int(config["warpgroups"] * config["waves"])
+
+
+def _gives(config: Config) -> bool:
+    """Whether a warpgroup that copies gives registers to those that multiply."""
+    return bool(config["warpgroups"] == 2 and config["resident"] == 1)
+
+
+def _threads(config: Config) -> int:
+    """Warpgroups that multiply, and the warp or warpgroup that copies."""
+    return int(config["warpgroups"] * _WARPGROUP + (_WARPGROUP if _gives(config) else _WARP))
+
+
+def _registers(config: Config) -> int:
+    """Those of a thread that multiplies."""
+    if _gives(config):
+        return _TAKEN_REGISTERS
+    return int(min(_MOST_REGISTERS, _REGISTER_FILE // (config["resident"] * _threads(config)) // 8 * 8))
+
+
+def _live_registers(shape: _TileShape, config: Config) -> int:
+    """Sums, products that are not yet added to them, and levels of a step, or of two."""
+    sums, waves = config["tokens"] // 2, config["waves"]
+    products, levels = (sums, 16) if shape.promoted else (0, 32 * waves)
+    return int(sums * waves + products + levels + _OTHER_REGISTERS)
+
+
+def _shared_bytes(shape: _TileShape, config: Config) -> int:
+    """Barriers, steps, or the sums that a cluster adds, and as much as aligns them."""
+    return 2 * _PATTERN + max(config["stages"] * _step_bytes(shape, config), _sum_bytes(config))
+
+
+def _step_bytes(shape: _TileShape, config: Config) -> int:
+    """Tokens, weight and scales of a step."""
+    columns = _strips(config) * STRIP
+    scales = 0 if shape.per_column else STEP // shape.unit * columns * 2
+    return int(config["tokens"] * STEP + columns * STEP * shape.bits // 8 + scales)
+
+
+def _sum_bytes(config: Config) -> int:
+    return int(config["tokens"] * _strips(config) * STRIP * 4) if config["cluster"] > 1 else 0
+
+
+@lru_cache(maxsize=_KEPT)
+def _fastest(space: Space, shape: _TileShape, along_m: tuple[int, ...], device: Device) -> Config:
+    return min(space.configs, key=lambda config: _cycles(config, shape, along_m, device))
+
+
+def _cycles(config: Config, shape: _TileShape, along_m: tuple[int, ...], device: Device) -> tuple[float, ...]:
+    """Cycles of the busiest multiprocessor; then tie breaks."""
+    tokens, cluster, resident = config["tokens"], config["cluster"], config["resident"]
+    tiles = along_m[_TOKENS.index(tokens)] * -(-shape.strips // _strips(config))
+    blocks = max(device.multiprocessors, 1) * resident
+    waves = -(-tiles * cluster // blocks)
+    # of 128 k's: 4096 products of a level in a cycle, 24 bytes from memory, and the latency of a step
+    multiplied = _strips(config) * STRIP * tokens * STEP / 4096 * (1.3 if shape.promoted else 1.1) * resident
+    fetched = _step_bytes(shape, config) / 24 * resident
+    step = max(multiplied, fetched, 450.0)
+    sums = 0 if cluster == 1 else 2500
+    each = shape.steps / cluster * step + sums + 2000 + tokens * _strips(config) * 4
+    return (waves * each, -config["stages"], resident, config["waves"])
