@@ -1,8 +1,9 @@
 """The order in which the tensor cores read levels of 4 or 8 bits, and plain torch that brings a packed weight into it.
 
 A strip is 64 columns, a step 128 k's. Lane ``4 * g + t`` of warp ``w`` has of each strip the columns
-``16 * w + 2 * g + c``, and of each 32 k's those of ``16 * half + 4 * t + byte``: the registers ``2 * half + c`` of PTX's
-m64n*k32. With 8 bits a vector of four words has 32 k's; with 4 bits it has 64, the first 32 in the low halves of bytes.
+``16 * w + 2 * g + c``, and of each 32 k's those of ``16 * half + 4 * t + byte``: the registers ``2 * half + c`` of
+PTX's m64n*k32. With 8 bits a vector of four words has 32 k's; with 4 bits it has 64, the first 32 in the low halves of
+bytes.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ _VECTOR = 16
 _MOST_REGISTERS = 255
 _TAKEN_REGISTERS = 232
 _REGISTER_FILE = 65536
-_OTHER_REGISTERS = 48
-"""Addresses, counters and what is stored."""
+_OTHER_REGISTERS = 24
+"""Addresses and counters."""
 _MOST_COUNTED = 2**31 - 2**12
 _DEEPEST = 2**16
 """k's whose products of -128 and -128 add up to less than int32 holds."""
@@ -198,9 +198,9 @@ class _TileShape(NamedTuple):
 
 
 def _fitting(m: int) -> tuple[bool, ...]:
-    """Of each number of tokens whether its tiles waste less than half of their last one, or are the smallest."""
+    """Of each number of tokens whether it fits m: the least that holds them all, or the four largest."""
     least = next((tokens for tokens in _TOKENS if tokens >= m), _TOKENS[-1])
-    return tuple([least / 2 <= tokens <= least or (m > 128 and tokens in (96, 128)) for tokens in _TOKENS])
+    return tuple([tokens == least or (tokens >= 96 and m > 128) for tokens in _TOKENS])
 
 
 @lru_cache(maxsize=_KEPT)
@@ -217,17 +217,18 @@ def _space(shape: _TileShape, fitting: tuple[bool, ...], device: Device) -> Spac
     return (
         space.require("tokens fit m", lambda config: tokens[config["tokens"]])
         .require("each warpgroup has columns", lambda config: _strips(config) <= shape.strips)
+        .require("two warpgroups have two waves", lambda config: config["waves"] <= config["warpgroups"])
         .require("a block's part of K is whole steps", lambda config: not shape.steps % config["cluster"])
-        .require("a part of K is worth a block", lambda config: _is_long(shape, config))
-        .require("K is split for few tokens", lambda config: config["cluster"] == 1 or config["tokens"] <= 128)
+        .require("K is split for few tokens", lambda config: _may_split(shape, config))
         .require("sums fit in registers", lambda config: _live_registers(shape, config) <= _registers(config))
         .require("steps and sums fit in shared memory", lambda config: shared(config) <= limit)
-        .require("half of it is used", lambda config: config["stages"] == 12 or 2 * shared(config) >= limit)
+        .require("most of it is used", lambda config: config["stages"] == 12 or 1.6 * shared(config) >= limit)
     )
 
 
-def _is_long(shape: _TileShape, config: Config) -> bool:
-    return bool(config["cluster"] == 1 or shape.steps >= 4 * config["cluster"])
+def _may_split(shape: _TileShape, config: Config) -> bool:
+    most = 8 if config["tokens"] <= 64 else 4 if config["tokens"] <= 128 else 1
+    return bool(config["cluster"] == 1 or (shape.steps >= 4 * config["cluster"] and config["cluster"] <= most))
 
 
 def _strips(config: Config) -> int:

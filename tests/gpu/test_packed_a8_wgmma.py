@@ -1,4 +1,4 @@
-"""cuda.wgmma of gemm_w4a8 and gemm_w8a8 on a GPU: groups, dtypes and odd sizes, every config of a small problem, capture."""
+"""cuda.wgmma of gemm_w4a8 and gemm_w8a8 on a GPU: groups, dtypes, odd sizes, every config, capture."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def plan_of(problem: Problem, values: tuple[Any, ...], config: Any = None) -> Pl
     ("op", "group_size", "activation"),
     [("gemm_w4a8", 64, "int8"), ("gemm_w4a8", 128, "float8_e4m3fn"), ("gemm_w8a8", 2048, "int8")],
 )
-@pytest.mark.parametrize("m", [7, 60, 300])
+@pytest.mark.parametrize("m", [7, 300])
 def test_every_config_is_right(op: str, group_size: int, activation: str, m: int) -> None:
     problem = Problem(op, dims_of(m, 576, 2048, group_size, activation))
     contract = registry.ops()[op]

@@ -1,4 +1,4 @@
-"""cuda.wgmma of gemm_w4a8 and gemm_w8a8: its reasons, spaces and defaults, the order of its weight, its kernels compiled."""
+"""cuda.wgmma of gemm_w4a8 and gemm_w8a8: reasons, spaces and defaults, the order of its weight, compilation."""
 
 from __future__ import annotations
 

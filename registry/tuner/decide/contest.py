@@ -12,7 +12,7 @@ from tuning_db import Decision, Final, Interval, is_noise
 
 from ...dispatch.plans.plan import Candidate
 from ..events import Incumbent
-from ..jobs import Entrant, JobAnswer, TimedBlock
+from ..jobs import Entrant, JobAnswer, Outcome, Status, TimedBlock
 from ..limits import PRE_FINALISTS
 from ..search.findings import Findings
 from .judge import (
@@ -49,7 +49,7 @@ Of 1447 candidates that were in the finals of three runs on an H200, one half wa
 1.14 times slower, and the farthest 1.42 times. A CPU's processes share their cores with other programs.
 """
 
-_WRONG = ("wrong_result", "nondeterministic", "error")
+_WRONG: tuple[Status, ...] = ("wrong_result", "nondeterministic", "error")
 """Prefixes of the faults of entrants that ran and were found wrong."""
 
 Met = Mapping[str, tuple[Candidate | None, Entrant]]
@@ -73,6 +73,8 @@ class Contest:
     early: dict[str, tuple[float, ...]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     """Name of an entrant that was found wrong in some block -> its fault."""
+    follows: bool = False
+    """Whether it follows a contest whose finalists were found wrong: those behind them may not have met all probes."""
     _ranking: list[Candidate] = field(default_factory=list)
     """Who may challenge after the pre-final, fastest first."""
 
@@ -243,7 +245,7 @@ class Contest:
         """
         ratios: dict[str, float] = {}
         entered = [self.incumbent, *self.challengers, *self.findings.best_of_each()]
-        for candidate in {candidate.key: candidate for candidate in entered}.values():
+        for candidate in {one.key: one for one in entered if one.key not in self.refused}.values():
             name = candidate.implementation.name
             ratio = block_ratio(candidate.key, winner.key, self.blocks)
             if ratio is None:
@@ -290,6 +292,38 @@ class Contest:
             candidate = self.candidates[name]
             config = [f"{key}={value}" for key, value in candidate.config.items()]
             yield " ".join([candidate.implementation.name, *config])
+
+    @property
+    def found_wrong(self) -> Iterator[tuple[Candidate, Outcome]]:
+        """The candidates that a block found wrong, as outcomes of trials. Too little time alone proves nothing."""
+        for key, fault in self.refused.items():
+            status = next((status for status in _WRONG if fault.startswith(status)), None)
+            if status is not None:
+                yield self.candidates[key], Outcome(status, fault.removeprefix(status).removeprefix(": "))
+
+    def follow_up(self, winner: str | None) -> Contest | None:
+        """The contest that follows where finalists were refused; None where nobody is left who might win it.
+
+        With the next incumbent, if it was that; else with those that the search found faster than the ``winner``
+        (None: nobody won, which other finals would not change).
+        """
+        findings, incumbent = self.findings, self.incumbent
+        if incumbent.key in self.refused:
+            behind = findings.incumbent()
+            if behind is None:
+                return None
+            incumbent = behind
+        elif not self.refused or winner is None:
+            return None
+        left = [one for one in challengers(findings, incumbent) if one.key not in self.refused]
+        if incumbent is self.incumbent and winner is not None:
+            won_us = findings.median_us(winner) or self.incumbent_us
+            unmet = [one for one in left if one.key not in self.candidates]
+            if not any((findings.median_us(one.key) or math.inf) < won_us for one in unmet):
+                return None
+        following = Contest(findings, incumbent, self.previous, left, follows=True)
+        following.meet_early(None)
+        return following
 
     def against(self, incumbent: Candidate | None, previous: Decision, winner: Candidate) -> Contest:
         """The contest that follows when another run has published a decision meanwhile.

@@ -93,12 +93,17 @@ class Finals:
     ) -> Iterator[Result]:
         """Hold the finals, publish, and return the result of each problem, one after another.
 
-        Where another run has published meanwhile, finals against its winner follow, three at most in all; they begin
-        with a fresh worker. ``dismiss``: let the worker end after the blocks, since nothing else needs it.
+        Where another run has published meanwhile, finals against its winner follow, and where finalists were found
+        wrong, finals of those behind them: three at most in all, which begin with a fresh worker. ``dismiss``: let the
+        worker end after the blocks, since nothing else needs it.
         ``room_for_two``: given a number of blocks that are over, whether two more fit into the run's time.
         """
         self.prepare(searched, runner)
         for attempt in range(1, ATTEMPTS + 1):
+            if any(contest.follows and contest.unprobed for contest in self._contests):
+                runner.replace_workers(last=False)
+                self._probe(runner)
+                self._fix_blocks()
             number = 0
             while number < self.blocks:
                 if BLOCKS - 1 <= number < self.blocks - 1 and not room_for_two(number):
@@ -164,6 +169,8 @@ class Finals:
             for (contest, candidate), answer in zip(asked, runner.run_blocks(jobs), strict=True):
                 if isinstance(answer, Outcome) and answer.status not in SAYS_NOTHING | {"ok"}:
                     self._refute(contest.findings, candidate, answer)
+                    told = f"{candidate} is out of the finals: {answer.status}: {answer.message}"
+                    self._observe(Note(f"{contest.findings.plan.problem}: {told}"))
                 else:
                     contest.findings.believe(candidate)
             for contest in {id(contest): contest for contest, _ in asked}.values():
@@ -172,8 +179,6 @@ class Finals:
     def _refute(self, findings: Findings, candidate: Candidate, answer: Outcome) -> None:
         uid = self._store.refuted(findings.plan, candidate, answer).uid
         findings.refute(Finding(candidate, answer.status, None, False, uid, answer.message))
-        told = f"{candidate} is out of the finals: {answer.status}: {answer.message}"
-        self._observe(Note(f"{findings.plan.problem}: {told}"))
 
     def _line_up(self, contest: Contest) -> None:
         findings = contest.findings
@@ -214,8 +219,8 @@ class Finals:
     def decide(self, runner: BlockRunner, *, last: bool = True) -> Iterator[Result]:
         """Judge every contest, verify on ``runner`` to which sizes winners transfer, and publish, one after another.
 
-        Contests for which another run published first remain, for finals against its winner, unless this is the
-        ``last`` time.
+        Unless this is the ``last`` time, contests remain for which another run published first, for finals against its
+        winner, and those whose finalists were found wrong, for finals of who is behind them.
         """
         without, self._without = self._without, []
         for findings in without:
@@ -227,7 +232,11 @@ class Finals:
         judged = list[tuple[Contest, Verdict]]()
         for contest in contests:
             verdict = self._judge(contest, known)
-            if isinstance(verdict, Result):
+            if not last and (next_one := contest.follow_up(verdict.winner if isinstance(verdict, Verdict) else None)):
+                told = "finalists were found wrong; finals of those behind them follow"
+                self._observe(Note(f"{contest.findings.plan.problem}: {told}"))
+                self._contests.append(next_one)
+            elif isinstance(verdict, Result):
                 yield verdict
             else:
                 judged.append((contest, verdict))
@@ -254,6 +263,8 @@ class Finals:
             mishap = self._mishaps.get(contest.findings.plan.problem, "")
             return self._undecided(contest, "no finals block was completed" + (f" ({mishap})" if mishap else ""))
         self._refuse_too_fast(contest)
+        for candidate, fault in contest.found_wrong:
+            self._refute(contest.findings, candidate, fault)
         if wrong := contest.refused.get(contest.incumbent.key):
             return self._undecided(contest, f"its incumbent is wrong ({wrong})")
         verdict = judge(contest.incumbent.key, contest.challenged_by, contest.blocks, noise)

@@ -69,6 +69,8 @@ class Bench:
     meanwhile: Callable[[int], None] = lambda attempt: None
     faults: Mapping[str, str] = field(default_factory=dict)
     """Who is found wrong before the blocks, with its status."""
+    block_faults: Mapping[str, str] = field(default_factory=dict)
+    """Who is found wrong in the blocks, with its fault."""
     jobs: list[BlockJob] = field(default_factory=list)
     verified: list[str] = field(default_factory=list)
     workers: list[bool] = field(default_factory=list)
@@ -107,7 +109,8 @@ class Bench:
         wobble = [1 + 0.0004 * ((turn * 7) % 5 - 2) for turn in range(job.rounds)]
         times = tuple(tuple(one * wobble[(turn + place) % job.rounds] for turn in range(job.rounds))
                       for place, one in enumerate(us))  # fmt: skip
-        return TimedBlock(times, ("",) * len(us), tuple((place,) * job.rounds for place in range(len(us))), 0.0)
+        faults = tuple("" if one.role == "floor" else self.block_faults.get(label(one), "") for one in job.entrants)
+        return TimedBlock(times, faults, tuple((place,) * job.rounds for place in range(len(us))), 0.0)
 
 
 def label(one: Entrant | Candidate) -> str:
@@ -550,6 +553,56 @@ def test_who_is_wrong_in_one_block_wins_nothing_however_fast_in_the_others(
     assert contest.challenged_by == []
     contest.refuse(INCUMBENT_COPY, "nondeterministic: two runs differ")
     assert incumbent.key in contest.refused
+
+
+FAST = {"honest 1": 300.0, "honest 40": 150.0, "honest 2": 82.0, "chatters": 80.0}
+WRONG = "wrong_result: after timing: element 3 is 1, expected 2"
+
+
+def test_where_the_finalists_are_found_wrong_in_the_blocks_those_behind_them_are_raced(
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
+) -> None:
+    recorder, bench = recorders(), Bench(FAST, block_faults={"chatters": WRONG, "honest 2": WRONG})
+    result, events, _ = decide(planned, recorder, bench, FAST)
+    assert (result.verdict, winner(recorder, planned)) == ("new", "honest 40")
+    decision = recorder.winner(planned.op, PROBLEM)
+    assert decision is not None
+    assert decision.baselines == {}, "what is wrong has no time"
+    assert result.statuses == {"ok": 2, "wrong_result": 2}
+    assert len(bench.finals) == 2 * MOST_BLOCKS
+    assert {label(one) for one in bench.finals[-1].entrants} == {"honest 1", "honest 40"}
+    told = [event.message for event in events if isinstance(event, Note) and "follow" in event.message]
+    assert told == [f"{PROBLEM}: finalists were found wrong; finals of those behind them follow"]
+    known = {label(one): trial.status for one, trial in recorders().known_trials(planned)}
+    assert known == {"honest 1": "ok", "honest 40": "ok", "honest 2": "wrong_result", "chatters": "wrong_result"}
+
+
+def test_where_nobody_behind_the_finalists_is_faster_than_who_won_no_finals_follow(
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
+) -> None:
+    recorder, bench = recorders(), Bench(FAST, block_faults={"chatters": WRONG})
+    result, events, _ = decide(planned, recorder, bench, FAST)
+    assert (winner(recorder, planned), len(bench.finals)) == ("honest 2", MOST_BLOCKS)
+    assert not any("follow" in event.message for event in events if isinstance(event, Note))
+
+
+def test_an_incumbent_that_is_found_wrong_in_the_blocks_is_replaced_by_the_next(
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
+) -> None:
+    recorder, bench = recorders(), Bench(HONEST, block_faults={"honest 1": WRONG})
+    result, _, _ = decide(planned, recorder, bench)
+    assert (result.verdict, winner(recorder, planned)) == ("new", "chatters")
+    assert result.statuses == {"ok": 3, "wrong_result": 1}
+
+
+def test_where_all_are_found_wrong_in_the_blocks_nothing_wins(
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
+) -> None:
+    recorder, bench = recorders(), Bench(FAST, block_faults=dict.fromkeys(FAST, WRONG))
+    result, _, _ = decide(planned, recorder, bench, FAST)
+    assert result.verdict == "none"
+    assert result.reason.startswith("undecided: its incumbent is wrong")
+    assert recorder.winner(planned.op, PROBLEM) is None
 
 
 @pytest.mark.parametrize("status", ["wrong_result", "timeout", "out_of_memory"])
