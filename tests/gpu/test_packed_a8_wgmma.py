@@ -66,8 +66,10 @@ def test_every_config_is_right(op: str, group_size: int, activation: str, m: int
     contract = registry.ops()[op]
     values = contract.inputs(problem, "normal", torch.Generator("cuda").manual_seed(1))
     expected = contract.reference(*values[:3], values[3].double(), *values[4:])
+    assert isinstance(expected, torch.Tensor)
     for config in WgmmaPackedA8(op, BITS[op]).space(problem, Device.of("cuda")):
         y = plan_of(problem, values, config)(*values)
+        assert isinstance(y, torch.Tensor)
         assert (y.double() - expected).abs().max() <= 0.03 * expected.square().mean().sqrt(), config
 
 

@@ -83,14 +83,15 @@ def test_each_lane_finds_the_levels_of_its_registers(bits: int, float8: bool, n:
 
 def numbers(words: torch.Tensor, bits: int, float8: bool) -> torch.Tensor:
     """int64 ``[strips, steps, products, warps, lanes, 4, 4]``: what the kernel makes of the prepared weight's words."""
-    bytes_of = words.view(torch.uint8).unflatten(-1, (4, 4)).to(torch.int64)
+    bytes_of: torch.Tensor = words.view(torch.uint8).unflatten(-1, (4, 4)).to(torch.int64)
     if bits == 8:
         return bytes_of - 256 * (bytes_of > 127)
     halves = torch.stack([bytes_of & 15, bytes_of >> 4], 3).flatten(2, 3)
     if float8:
         # a byte of float8: a sign, and units of 2 ** -9
         made = (halves & 7) + (halves & 8) * 16 + (halves >> 3)
-        return (made.to(torch.uint8).view(torch.float8_e4m3fn).double() * 512).to(torch.int64)
+        units: torch.Tensor = made.to(torch.uint8).view(torch.float8_e4m3fn).double() * 512
+        return units.to(torch.int64)
     return halves - 16 * (halves > 7)
 
 

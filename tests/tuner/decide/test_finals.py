@@ -581,7 +581,7 @@ def test_where_nobody_behind_the_finalists_is_faster_than_who_won_no_finals_foll
     planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
     recorder, bench = recorders(), Bench(FAST, block_faults={"chatters": WRONG})
-    result, events, _ = decide(planned, recorder, bench, FAST)
+    _, events, _ = decide(planned, recorder, bench, FAST)
     assert (winner(recorder, planned), len(bench.finals)) == ("honest 2", MOST_BLOCKS)
     assert not any("follow" in event.message for event in events if isinstance(event, Note))
 
