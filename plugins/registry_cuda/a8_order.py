@@ -34,7 +34,7 @@ def packed(qweight: torch.Tensor, bits: int, float8: bool) -> torch.Tensor:
     padded = torch.nn.functional.pad(qweight, (0, 0, 0, missing)) if missing else qweight
     # [step, vector, half, t, strip, warp, g, column]
     parts = _fours(padded, bits).unflatten(-1, (-1, 4, 8, 2))
-    ordered = parts.permute(4, 0, 1, 5, 6, 3, 2, 7).flatten(-2).flatten(4, 5).contiguous()
+    ordered: torch.Tensor = parts.permute(4, 0, 1, 5, 6, 3, 2, 7).flatten(-2).flatten(4, 5).contiguous()
     if bits == 8:
         return ordered.bitwise_xor_(_BYTES_80)
     signed = ordered ^ _NIBBLES_8
