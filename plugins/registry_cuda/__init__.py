@@ -60,18 +60,46 @@ def scaled_mm_implementations() -> list[Implementation]:
     return [WgmmaScaledMm()]
 
 
+@registry.implements("gemm_int8")
+def gemm_int8_implementations() -> list[Implementation]:
+    from .packed_wgmma import WgmmaPacked
+
+    return [WgmmaPacked("gemm_int8", 8)]
+
+
+@registry.implements("gemm_int2")
+def gemm_int2_implementations() -> list[Implementation]:
+    from .packed_wgmma import WgmmaPacked
+
+    return [WgmmaPacked("gemm_int2", 2)]
+
+
+@registry.implements("gemm_int1")
+def gemm_int1_implementations() -> list[Implementation]:
+    from .packed_wgmma import WgmmaPacked
+
+    return [WgmmaPacked("gemm_int1", 1)]
+
+
+@registry.implements("gemm_w4a16")
+def gemm_w4a16_implementations() -> list[Implementation]:
+    from .packed_wgmma import WgmmaPacked
+
+    return [WgmmaPacked("gemm_w4a16", 4)]
+
+
 @registry.implements("gemm_w4a8")
 def gemm_w4a8_implementations() -> list[Implementation]:
-    from .packed_a8_wgmma import WgmmaPackedA8
+    from .packed_wgmma import WgmmaPacked
 
-    return [WgmmaPackedA8("gemm_w4a8", 4)]
+    return [WgmmaPacked("gemm_w4a8", 4)]
 
 
 @registry.implements("gemm_w8a8")
 def gemm_w8a8_implementations() -> list[Implementation]:
-    from .packed_a8_wgmma import WgmmaPackedA8
+    from .packed_wgmma import WgmmaPacked
 
-    return [WgmmaPackedA8("gemm_w8a8", 8)]
+    return [WgmmaPacked("gemm_w8a8", 8)]
 
 
 @registry.implements("top_k_top_p_sampling")

@@ -1,8 +1,8 @@
-"""W4A8 and W8A8 on Hopper's warpgroup tensor cores: 8-bit levels times 8-bit levels, from one token to a prompt."""
+"""Packed weights of 1 to 8 bits on Hopper's warpgroup tensor cores, beside activations of 8 and 16 bits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -13,16 +13,22 @@ from registry.artifact import Built, Signature
 from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, shared_limit
 from registry.implementation import Run
 
-from .a8_order import STEP, STRIP, packed, steps
 from .number import C_TYPES
+from .packed_order import STEP, STRIP, packed, steps
 from .tensor_map import MatrixTiles, tensor_map
 
 _SOURCE = read_source(
-    f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "warpgroup.cuh", "tensor_map.cuh", "packed_a8_wgmma.cu"
+    f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "warpgroup.cuh", "tensor_map.cuh", "packed_wgmma.cu"
 )
 _DTYPES = ("bfloat16", "float16")
-_PRODUCTS = {"int8": "s32.s8.s8", "float8_e4m3fn": "f32.e4m3.e4m3"}
+_PRODUCTS = {
+    "int8": "k32.s32.s8.s8",
+    "float8_e4m3fn": "k32.f32.e4m3.e4m3",
+    "bfloat16": "k16.f32.bf16.bf16",
+    "float16": "k16.f32.f16.f16",
+}
 _TOKENS = (8, 16, 32, 64, 96, 128, 192, 256)
+_BYTES = ("int8", "float8_e4m3fn")
 _UNITS = (32, 64, 128)
 _WARPGROUP = 128
 _WARP = 32
@@ -41,11 +47,12 @@ _USABLE = {1: 1.0, 2: 1.0, 4: 0.2, 8: 0.45}
 """By size of a cluster, the share of the GPU that clusters filled in what was measured: those of four seldom paid."""
 
 
-class WgmmaPackedA8(CudaImplementation):
-    """Warpgroup products (wgmma) of 8-bit levels: the weight's, expanded in registers, are the 64-row operand.
+class WgmmaPacked(CudaImplementation):
+    """Warpgroup products (wgmma): the weight's levels, expanded in registers, are the 64-row operand.
 
-    The copy engine brings tokens and weight to shared memory. int8 sums are exact; where groups have scales of their
-    own, or for float8, sums of a group, at most 128 k's, are added in float32.
+    Beside activations of 8 bits they are 8-bit levels themselves, and int8 sums are exact. The copy engine brings
+    tokens and weight to shared memory. Where groups have scales of their own, or for float8, sums of a group, at most
+    128 k's, are added in float32.
 
     tokens      rows of a in a tile
     warpgroups  that multiply, side by side
@@ -70,16 +77,21 @@ class WgmmaPackedA8(CudaImplementation):
             yield f"dtype is {problem.dtype}, expected {' or '.join(_DTYPES)}"
         if not problem.traits["contiguous"] or not problem.traits["aligned"]:
             yield "tensors are not contiguous, or do not begin at a multiple of 16 bytes"
-        if problem.zeros != "none":
-            yield "the weight has zero points"
-        if self.bits == 8 and problem.activation != "int8":
-            yield f"levels of 8 bits are exact in int8, not in {problem.activation}"
+        yield from self._weight_reasons(problem)
         if problem.group_size < problem.k and problem.group_size % min(_UNITS):
             yield f"group_size={problem.group_size} is no multiple of {min(_UNITS)}"
         if problem.k % _VECTOR or problem.k > _DEEPEST:
             yield f"k={problem.k} is no multiple of {_VECTOR} up to {_DEEPEST}"
         if problem.n % STRIP or max(problem.m, problem.n) > _MOST_COUNTED:
             yield f"n={problem.n} is no multiple of {STRIP}, or m={problem.m} is beyond what is counted in 32 bits"
+
+    def _weight_reasons(self, problem: Problem) -> Iterator[str]:
+        if problem.act_order:
+            yield "the weight has act-order: its groups are not consecutive"
+        if problem.zeros == "float" or (problem.zeros == "integer" and _activation(problem) in _BYTES):
+            yield f"the weight has zero points: {problem.zeros}, which are not exact beside {_activation(problem)}"
+        if self.bits == 8 and _activation(problem) == "float8_e4m3fn":
+            yield "levels of 8 bits are exact in int8, not in float8_e4m3fn"
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Tiles, how K is split, and how much is on the way."""
@@ -101,7 +113,9 @@ class WgmmaPackedA8(CudaImplementation):
 
     def prepare(self, name: str, values: tuple[Any, ...], problem: Problem, config: Config) -> torch.Tensor:
         """See ``prepared``."""
-        return packed(values[0], self.bits, problem.activation != "int8")
+        activation = _activation(problem)
+        bits = 8 if activation in _BYTES else 16
+        return packed(values[0], problem.k, self.bits, bits, float8=activation == "float8_e4m3fn")
 
     def prepared_config(self, problem: Problem, config: Config) -> Config:
         """Nothing: a weight is held once, whatever wins."""
@@ -124,24 +138,36 @@ class WgmmaPackedA8(CudaImplementation):
         tiles = -(-problem.m // config["tokens"]) * -(-shape.strips // _strips(config))
         # a block goes from tile to tile, but the blocks of a cluster may not all be resident at once
         resident = max(device.multiprocessors, 1) * config["resident"]
+        activation = _activation(problem)
         # bytes are bytes: those of int8, too
-        a = MatrixTiles("float8_e4m3fn", problem.m, problem.k, config["tokens"])
+        a = MatrixTiles("float8_e4m3fn" if shape.narrow else activation, problem.m, problem.k, config["tokens"])
         return Launch(
-            kernel(problem.activation, config["tokens"]),
+            kernel(activation, config["tokens"]),
             grid=(tiles * cluster if cluster > 1 else min(tiles, resident),),
-            args=(*tensor_map("a", a), "y", "scale_a", "packed", "scales", "bias", problem.m),
+            args=(
+                *tensor_map("a", a),
+                "y",
+                "scale_a" if shape.narrow else 0,
+                "packed",
+                "scales",
+                "zeros",
+                "bias",
+                problem.m,
+            ),
             constants={
                 "ELEMENT": C_TYPES[problem.dtype],
                 "VEC": 2,
                 "HALF": problem.dtype == "float16",
-                "FLOAT8": problem.activation != "int8",
+                "A_BITS": 8 if shape.narrow else 16,
+                "FLOAT8": activation == "float8_e4m3fn",
                 "BITS": self.bits,
+                "ZEROS": shape.zeros,
                 "N": problem.n,
                 "K": problem.k,
                 "UNIT": shape.unit,
                 "GROUP": min(problem.group_size, problem.k),
                 "PER_COLUMN": shape.per_column,
-                "STATIC": bool(problem.static),
+                "STATIC": bool(shape.narrow and problem.static),
                 "BIAS": bool(problem.bias),
                 "TOKENS": config["tokens"],
                 "WARPGROUPS": config["warpgroups"],
@@ -159,32 +185,43 @@ class WgmmaPackedA8(CudaImplementation):
 @lru_cache(maxsize=64)
 def kernel(activation: str, tokens: int) -> CudaKernel:
     """The kernel for tiles of so many tokens: PTX names each register of a product, as many as there are tokens."""
-    return CudaKernel(f"{_product(activation, tokens)}\n{_SOURCE}", "packed_a8_wgmma")
+    return CudaKernel(f"{_product(activation, tokens)}\n{_SOURCE}", "packed_wgmma")
 
 
 def _product(activation: str, tokens: int) -> str:
-    """``multiply_tokens``: one wgmma of 64 columns, ``tokens`` tokens and 32 k's, added to ``sum`` if ``more``."""
+    """``multiply_tokens``: one wgmma of 64 columns, ``tokens`` tokens and 32 bytes, added to ``sum`` if ``more``."""
     count = tokens // 2
     number, constraint = ("int", "+r") if activation == "int8" else ("float", "+f")
     sums = ", ".join(f"%{place}" for place in range(count))
     a = ", ".join(f"%{count + place}" for place in range(4))
     outputs = ", ".join(f'"{constraint}"(sum[{place}])' for place in range(count))
-    signs = "" if activation == "int8" else ", 1, 1"
+    signs = {"int8": "", "float8_e4m3fn": ", 1, 1"}.get(activation, ", 1, 1, 0")
     return f"""
 __device__ inline void multiply_tokens({number} (&sum)[{count}], const unsigned (&a)[4], unsigned long long tokens,
                                        bool more) {{
   asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n"
-               "wgmma.mma_async.sync.aligned.m64n{tokens}k32.{_PRODUCTS[activation]} "
+               "wgmma.mma_async.sync.aligned.m64n{tokens}{_PRODUCTS[activation]} "
                "{{{sums}}}, {{{a}}}, %{count + 4}, p{signs};\\n}}"
                : {outputs}
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens), "r"((int)more));
 }}"""
 
 
+def _activation(problem: Problem) -> str:
+    """The dtype of the activations: beside whole ones it is that of the scales."""
+    return str(problem.dims.get("activation", problem.dtype))
+
+
 class _TileShape(NamedTuple):
-    """What a space depends on. ``unit``: k's that are added before a scale; ``promoted``: whether in float32."""
+    """What a space depends on.
+
+    ``narrow``: activations of 8 bits; ``zeros``: zero points of the weight's own; ``unit``: k's that are added before a
+    scale; ``promoted``: whether these sums are added in float32.
+    """
 
     bits: int
+    narrow: bool
+    zeros: bool
     strips: int
     steps: int
     unit: int
@@ -193,10 +230,11 @@ class _TileShape(NamedTuple):
 
     @classmethod
     def of(cls, problem: Problem, bits: int) -> _TileShape:
-        per_column = bool(problem.group_size >= problem.k)
+        per_column, activation = bool(problem.group_size >= problem.k), _activation(problem)
         unit = STEP if per_column else max(unit for unit in _UNITS if problem.group_size % unit == 0)
-        promoted = not per_column or problem.activation != "int8"
-        return cls(bits, problem.n // STRIP, steps(problem.k), unit, per_column, promoted)
+        promoted = not per_column or activation == "float8_e4m3fn"
+        strips, zeros = problem.n // STRIP, problem.zeros != "none"
+        return cls(bits, activation in _BYTES, zeros, strips, steps(problem.k), unit, per_column, promoted)
 
 
 def _fitting(m: int) -> tuple[bool, ...]:
@@ -214,7 +252,7 @@ def _space(shape: _TileShape, fitting: tuple[bool, ...], device: Device) -> Spac
         return int(config["resident"]) * _shared_bytes(shape, config)
 
     space = Space(
-        tokens=_TOKENS, warpgroups=[1, 2], waves=[1, 2], cluster=[1, 2, 4, 8], stages=[4, 6, 8, 12], resident=[1, 2]
+        tokens=_TOKENS, warpgroups=[1, 2], waves=[1, 2], cluster=[1, 2, 4, 8], stages=[3, 4, 6, 8, 12], resident=[1, 2]
     )
     return (
         space.require("tokens fit m", lambda config: tokens[config["tokens"]])
@@ -224,6 +262,7 @@ def _space(shape: _TileShape, fitting: tuple[bool, ...], device: Device) -> Spac
         .require("K is split for few tokens", lambda config: _may_split(shape, config))
         .require("sums fit in registers", lambda config: _live_registers(shape, config) <= _registers(config))
         .require("steps and sums fit in shared memory", lambda config: shared(config) <= limit)
+        .require("tokens of 8 bits leave room for four steps", lambda config: config["stages"] > 3 or not shape.narrow)
         .require("most of it is used", lambda config: config["stages"] == 12 or 1.6 * shared(config) >= limit)
     )
 
@@ -268,10 +307,10 @@ def _shared_bytes(shape: _TileShape, config: Config) -> int:
 
 
 def _step_bytes(shape: _TileShape, config: Config) -> int:
-    """Tokens, weight and scales of a step."""
+    """Tokens, weight and factors of a step."""
     columns = _strips(config) * STRIP
-    scales = 0 if shape.per_column else STEP // shape.unit * columns * 2
-    return int(config["tokens"] * STEP + columns * STEP * shape.bits // 8 + scales)
+    factors = 0 if shape.per_column else STEP // shape.unit * columns * 2 * (1 + shape.zeros)
+    return int(config["tokens"] * STEP * (1 if shape.narrow else 2) + columns * STEP * shape.bits // 8 + factors)
 
 
 def _sum_bytes(config: Config) -> int:
@@ -294,7 +333,8 @@ def _cycles(config: Config, shape: _TileShape, along_m: tuple[int, ...], device:
     at_once = max(int(multiprocessors * resident * _USABLE[cluster] / cluster), 1)
     sharing = min(resident, max(1.0, tiles * cluster / multiprocessors))
     # of 128 k's: products, bytes, and what a step waits for whatever its size
-    multiplied = columns * tokens * STEP / 4096 * (2.5 if shape.promoted else 1.45) * sharing
+    rate = 4096 if shape.narrow else 2048
+    multiplied = columns * tokens * STEP / rate * (2.5 if shape.promoted else 1.45) * sharing
     fetched = _step_bytes(shape, config) / 43 * sharing
     step = max(multiplied, fetched, 450 + 2.5 * tokens * config["waves"])
     sums = 0 if cluster == 1 else 5000 + 200 * cluster + 12 * tokens * _strips(config)
