@@ -48,9 +48,7 @@ def test_every_reason_is_given() -> None:
     float8 = problem_of(W8, 3, 64, 128, activation="float8_e4m3fn")
     assert [reason.split()[0] for reason in W8.unsupported(float8, H200)] == ["levels"]
     ordered = problem_of(INT8, 3, 64, 128, zeros="float", act_order=True)
-    assert ["act-order" in reason or "zero points" in reason for reason in INT8.unsupported(ordered, H200)] == [
-        True
-    ] * 2
+    assert [reason.split()[3] for reason in INT8.unsupported(ordered, H200)] == ["act-order:", "zero"]
     assert not list(W4.unsupported(problem_of(W4, 1, 64, 144, 144, activation="float8_e4m3fn"), H200))
     assert not list(INT2.unsupported(problem_of(INT2, 1, 64, 144, 32, zeros="integer"), H200))
 
@@ -133,7 +131,8 @@ def of_halves(words: torch.Tensor, bits: int) -> torch.Tensor:
                 shift = product % (4 // bits) * 4 * bits + register * bits
             made += [word >> shift & mask, word >> (shift + 16) & mask]
     # [strip, piece, lane, product, register, half] -> products before lanes
-    return torch.stack(made, -1).unflatten(-1, (4, 4, 2)).permute(0, 1, 3, 2, 4, 5).contiguous()
+    products: torch.Tensor = torch.stack(made, -1).unflatten(-1, (4, 4, 2)).permute(0, 1, 3, 2, 4, 5)
+    return products.contiguous()
 
 
 COMPILED = [
