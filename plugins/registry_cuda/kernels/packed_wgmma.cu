@@ -370,10 +370,14 @@ struct Multiplier {
   __device__ void add_step(Ring &ring, int wave) {
     Sum part[SUMS];
     Offsets offsets[STEP_UNITS];
+    unsigned scales[STEP_UNITS];
     const int factors = (own(wave) * STRIP + column()) * (int)sizeof(T);
-    if (ZEROS && !PER_COLUMN)
+    // all that is read of the stage is read before it is released
 #pragma unroll
-      for (int unit = 0; unit < STEP_UNITS; ++unit) offsets[unit].set(shared_pair(ring.zeros() + unit * UNIT_BYTES + factors));
+    for (int unit = 0; unit < STEP_UNITS; ++unit) {
+      if (!PER_COLUMN) scales[unit] = shared_pair(ring.scales() + unit * UNIT_BYTES + factors);
+      if (ZEROS && !PER_COLUMN) offsets[unit].set(shared_pair(ring.zeros() + unit * UNIT_BYTES + factors));
+    }
 #pragma unroll
     for (int piece = 0; piece < PIECES; ++piece) {
       Levels levels;
@@ -389,8 +393,7 @@ struct Multiplier {
         settle(part);
         if (wave == WAVES - 1 && first + SUMMED == STEP) ring.release(ring.stage);
         if ((first + SUMMED) % UNIT == 0) {
-          const int unit = first / UNIT;
-          const float2 scale = PER_COLUMN ? make_float2(1.0f, 1.0f) : floats(shared_pair(ring.scales() + unit * UNIT_BYTES + factors));
+          const float2 scale = PER_COLUMN ? make_float2(1.0f, 1.0f) : floats(scales[first / UNIT]);
 #pragma unroll
           for (int k = 0; k < SUMS; ++k) sum[wave][k] = fmaf((float)part[k], k / 2 % 2 ? scale.y : scale.x, sum[wave][k]);
         }
