@@ -45,8 +45,10 @@ def marked(named: bool) -> Iterator[object]:
     for page in PAGES:
         for block in _MARKED.finditer(page.read_text()):
             if bool(block["file"]) == named:
-                # scripts of guides repeat what those of README.md and the other pages do
-                marks = [pytest.mark.thorough] if page.parent.name == "guides" and not named else []
+                # scripts of guides repeat what those of README.md and the other pages do, and one of writing-a-plugin.md
+                # what tests of the backend for torch.compile do: it compiles for 12 s of a core
+                repeats = page.parent.name == "guides" or page.name == "writing-a-plugin.md"
+                marks = [pytest.mark.thorough] if repeats and not named else []
                 name = f"{page.name}-{block['file'] or 'script'}"
                 yield pytest.param(block["file"] or page.name, block["code"], id=name, marks=marks)
 

@@ -229,6 +229,8 @@ def test_a_sequence_length_finds_the_winner_of_its_distribution(dispatcher: Disp
 
 
 TRITON = """
+from tests.interpreting import make_quicker
+make_quicker()
 import registry
 from registry.testing import check_implementation
 for op in ("acme::layer_norm", "acme::fused_add_rms_norm"):
