@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from registry.backends.cpp import CppImplementation
 from registry.contract import Op
 from registry.contracts import BOX, SOFTMAX, SQUARE
 from registry.correctness.bits import same_bits
@@ -162,17 +163,31 @@ def session_of(op: Op, dims: Mapping[str, Value]) -> Session:
     return Session(op, op.problem_of(dims), CPU, PROTOCOL, 7)
 
 
+COMPILED = ("softmax", "gemm_int4")
+"""Ops whose kernels in C++ are compiled for every change, in 1 to 2 s of a core an op: in rows and of packed weights.
+The plugin's own tests check all of them."""
+
+
 @pytest.mark.parametrize(
-    "op",
-    [pytest.param(op, marks=THOROUGH if op.name.startswith(LIKE_OTHERS) else ()) for op in BOX],
-    ids=lambda op: op.name,
+    ("op", "with_cpp"),
+    [
+        *(
+            pytest.param(
+                op, op.name in COMPILED, marks=THOROUGH if op.name.startswith(LIKE_OTHERS) else (), id=op.name
+            )
+            for op in BOX
+        ),
+        *(pytest.param(op, True, marks=THOROUGH, id=f"{op.name} in C++") for op in BOX if op.name not in COMPILED),
+    ],
 )
-def test_everything_in_the_box_passes_on_a_cpu(catalog: Catalog, op: Op) -> None:
+def test_everything_in_the_box_passes_on_a_cpu(catalog: Catalog, op: Op, with_cpp: bool) -> None:
     session, probes = session_of(op, DIMS[op.name]), Probes(CPU)
     passed = 0
     for implementation in catalog.implementations(op.name):
         # torch.compile takes seconds an op; a whole run with it is another test's
         if "cpu" not in implementation.device_types or implementation.name == "torch.compile":
+            continue
+        if isinstance(implementation, CppImplementation) and not with_cpp:
             continue
         if not any(True for _ in implementation.unsupported(session.problem, CPU)):
             go_through(implementation, session, implementation.default(session.problem, CPU), probes)
