@@ -40,14 +40,18 @@ _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", 132, 141 << 30, 60 << 20)
 
 
+REPEATED = ("bringing-kernels.md", "pytorch.md", "search.md", "writing-a-plugin.md")
+"""Pages whose scripts do what other tests do: importers, the dispatch of calls that are compiled, samplers, and the
+backend for torch.compile, for 25 s of a core in all."""
+
+
 def marked(named: bool) -> Iterator[object]:
     """Python blocks to be run: those that stand for a file of a given name, or those that do not."""
     for page in PAGES:
         for block in _MARKED.finditer(page.read_text()):
             if bool(block["file"]) == named:
-                # scripts of guides repeat what those of README.md and the other pages do, and one of writing-a-plugin.md
-                # what tests of the backend for torch.compile do: it compiles for 12 s of a core
-                repeats = page.parent.name == "guides" or page.name == "writing-a-plugin.md"
+                # scripts of guides repeat what those of README.md and the other pages do
+                repeats = page.parent.name == "guides" or page.name in REPEATED
                 marks = [pytest.mark.thorough] if repeats and not named else []
                 name = f"{page.name}-{block['file'] or 'script'}"
                 yield pytest.param(block["file"] or page.name, block["code"], id=name, marks=marks)

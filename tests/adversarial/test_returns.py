@@ -1,4 +1,7 @@
-"""Outputs are plain tensors of their own, and nothing but weights is prepared: all else is refused, with the reason."""
+"""Outputs are plain tensors of their own, and nothing but weights is prepared: all else is refused, with the reason.
+
+For every change by the public check, which asks as the tuner does; a whole run of the tuner is thorough.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from registry.errors import CheckError
 from registry.problem import Problem
 from registry.testing import check_implementation
 
+from ..tiers import THOROUGH
 from .cheating_run import CheatingRun
 
 PROBLEMS = (
@@ -40,6 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
     return CheatingRun("cheats_that_return.py", "return", PROBLEMS, tmp_path_factory.mktemp("returns"))
 
 
+@THOROUGH
 @pytest.mark.parametrize("name", REFUSED)
 def test_whoever_returns_or_prepares_something_else_is_refused(run: CheatingRun, name: str) -> None:
     status, words = REFUSED[name]
@@ -49,11 +54,13 @@ def test_whoever_returns_or_prepares_something_else_is_refused(run: CheatingRun,
     assert any(each in run.trials[name].message for each in (words, *others)), run.trials[name].message
 
 
+@THOROUGH
 def test_the_honest_are_accepted_and_win(run: CheatingRun) -> None:
     assert [run.trials[name].message for name in RIGHT if run.trials[name].status != "ok"] == []
     assert run.winners == {"square": "honest", "rms_norm": "norm"}
 
 
+@THOROUGH
 def test_all_of_them_were_tried(run: CheatingRun) -> None:
     assert run.offered == run.trials.keys() == {*REFUSED, *RIGHT}
 
