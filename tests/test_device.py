@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

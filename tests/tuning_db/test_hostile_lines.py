@@ -109,7 +109,9 @@ def places(value: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize("url", one_of_each(["sqlite", "postgresql"]), indirect=True)
-def test_a_changed_value_is_refused_or_stored_and_read_back(url: str, lines: Sequence[str], data: st.DataObject) -> None:
+def test_a_changed_value_is_refused_or_stored_and_read_back(
+    url: str, lines: Sequence[str], data: st.DataObject
+) -> None:
     number = data.draw(st.integers(1, len(lines) - 1))
     record = json.loads(lines[number])
     *path, last = data.draw(st.sampled_from([place for place in places(record) if place]))

@@ -17,7 +17,6 @@ from ...tiers import THOROUGH
 from .op_counts import OpCounts
 from .tiny_models import prompt, tiny
 
-
 pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
 
 

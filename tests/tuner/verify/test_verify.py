@@ -172,9 +172,7 @@ The plugin's own tests check all of them."""
     ("op", "with_cpp"),
     [
         *(
-            pytest.param(
-                op, op.name in COMPILED, marks=THOROUGH if op.name.startswith(LIKE_OTHERS) else (), id=op.name
-            )
+            pytest.param(op, op.name in COMPILED, marks=THOROUGH if op.name.startswith(LIKE_OTHERS) else (), id=op.name)
             for op in BOX
         ),
         *(pytest.param(op, True, marks=THOROUGH, id=f"{op.name} in C++") for op in BOX if op.name not in COMPILED),
