@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .overhead import capture_root_logs, draw_no_constants_of_ours, draw_the_same_each_time
+from .overhead import capture_root_logs, draw_few, draw_no_constants_of_ours, draw_the_same_each_time
 from .rewriting import rewrite_a_share
 from .sharing import place_of
 
@@ -52,8 +52,8 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Thorough tests run where they are asked for: by ``--thorough``, by ``-m``, or by a name after ``::``.
 
-    What goes together stands together, and what takes long goes first. Hypothesis draws constants of ours, and other
-    values in each run, for ``--thorough`` alone.
+    What goes together stands together, and what takes long goes first. Hypothesis draws constants of ours, more
+    values, and others in each run, for ``--thorough`` alone.
     """
     if not config.getoption("thorough"):
         draw_no_constants_of_ours()
@@ -115,6 +115,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         from .interpreting import make_quicker
 
         make_quicker()
+    if not session.config.getoption("thorough"):
+        draw_few()  # before tests are imported, which take the number of examples with them
     gc.disable()
     try:
         return (yield)

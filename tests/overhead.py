@@ -60,6 +60,15 @@ def draw_no_constants_of_ours() -> None:
             providers._get_local_constants = lambda: none
 
 
+def draw_few() -> None:
+    """Have Hypothesis draw 25 examples of each test that does not say how many, and not 100."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from hypothesis import settings
+
+        settings.register_profile("quick", max_examples=25)
+        settings.load_profile("quick")
+
+
 def draw_the_same_each_time() -> None:
     """Have Hypothesis draw the same values in each run, as ``--hypothesis-seed=0`` does.
 

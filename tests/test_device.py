@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,8 @@ import torch
 from registry import Device, DeviceError
 from registry.device import _device, devices_of, driver_left_alone, may_use_nvidia, named
 from registry.tuner.workers import worker_process
+
+from . import fresh
 
 
 def test_the_cpu_is_one_device_by_any_of_its_names() -> None:
@@ -48,12 +47,14 @@ def test_what_is_no_device_here_is_refused_with_a_hint(name: Any, message: str) 
 
 def test_a_device_of_another_process_is_found_among_those_of_this_one() -> None:
     code = (
-        "import pickle, sys, registry; made = registry.Device.without_hardware('sm_90'); hash(made);"
-        "sys.stdout.buffer.write(pickle.dumps(made))"
+        "import pickle, registry; made = registry.Device.without_hardware('sm_90'); hash(made);"
+        "print(hash('seeded'), pickle.dumps(made).hex())"
     )
-    seeded = {**os.environ, "PYTHONHASHSEED": "7"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=seeded)
-    assert {Device.without_hardware("sm_90"): "kept"}[pickle.loads(done.stdout)] == "kept"
+    done = fresh.run("-c", code)
+    assert done.returncode == 0, done.stderr
+    seeded, made = done.stdout.split()
+    assert int(seeded) != hash("seeded"), "PYTHONHASHSEED is set: texts have the same hashes in all processes"
+    assert {Device.without_hardware("sm_90"): "kept"}[pickle.loads(bytes.fromhex(made))] == "kept"
 
 
 # --- several

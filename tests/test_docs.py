@@ -40,13 +40,18 @@ _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", 132, 141 << 30, 60 << 20)
 
 
+REPEATED = ("writing-a-plugin.md",)
+"""Pages whose scripts do what other tests do: those of the backend for torch.compile build with a compiler for 16 s."""
+
+
 def marked(named: bool) -> Iterator[object]:
     """Python blocks to be run: those that stand for a file of a given name, or those that do not."""
     for page in PAGES:
         for block in _MARKED.finditer(page.read_text()):
             if bool(block["file"]) == named:
                 # scripts of guides repeat what those of README.md and the other pages do
-                marks = [pytest.mark.thorough] if page.parent.name == "guides" and not named else []
+                repeats = page.parent.name == "guides" or page.name in REPEATED
+                marks = [pytest.mark.thorough] if repeats and not named else []
                 name = f"{page.name}-{block['file'] or 'script'}"
                 yield pytest.param(block["file"] or page.name, block["code"], id=name, marks=marks)
 

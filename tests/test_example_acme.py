@@ -27,6 +27,7 @@ from registry.tuner.decide.judge import BLOCKS
 from registry.tuner.shapes.shapes import load_shapes
 
 from . import fresh
+from .covering import covering
 from .serving import serving
 from .tiers import THOROUGH
 
@@ -132,11 +133,15 @@ def test_a_contract_agrees_with_itself(catalog: Catalog, name: str) -> None:
     assert len(check_op(op).checked) == len(op.examples)
 
 
+@pytest.mark.parametrize("most", [2, pytest.param(None, marks=THOROUGH, id="all")])
 @pytest.mark.parametrize("name", OPS)
-def test_an_implementation_is_right(catalog: Catalog, name: str) -> None:
-    implementation = catalog.implementation(name, OPS[name])
-    problems = INT4 if name == "gemm_int4" else None
-    assert check_implementation(implementation, catalog.op(name), problems=problems, device="cpu").checked
+def test_an_implementation_is_right(catalog: Catalog, name: str, most: int | None) -> None:
+    """On the op's examples, or on ``most`` of those that differ."""
+    implementation, op = catalog.implementation(name, OPS[name]), catalog.op(name)
+    examples = [op.problem_of(dims) for dims in (INT4 if name == "gemm_int4" else op.examples)]
+    fit = [each for each in examples if not list(implementation.unsupported(each, registry.Device.of("cpu")))]
+    problems = examples if most is None else covering(fit)[:most]
+    assert check_implementation(implementation, op, problems=problems, device="cpu").checked
 
 
 def drawn(dispatcher: Dispatcher, name: str) -> tuple[registry.Op, tuple[Any, ...]]:
@@ -229,6 +234,8 @@ def test_a_sequence_length_finds_the_winner_of_its_distribution(dispatcher: Disp
 
 
 TRITON = """
+from tests.interpreting import make_quicker
+make_quicker()
 import registry
 from registry.testing import check_implementation
 for op in ("acme::layer_norm", "acme::fused_add_rms_norm"):

@@ -106,7 +106,9 @@ def test_a_new_plugin_is_checked_tuned_and_explained(
         print(f"\nfrom nothing in {sum(seconds.values()):.1f} s: {steps}")  # noqa: T201
 
 
-def test_a_new_package_is_installed_checked_tuned_and_explained(python: Path, tmp_path: Path) -> None:
+# test_example_acme.py tunes what is in a package
+@pytest.mark.parametrize("tuned", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_a_new_package_is_installed_checked_tuned_and_explained(python: Path, tmp_path: Path, tuned: bool) -> None:
     variables = {
         "PYTHONPATH": "",
         "OMP_NUM_THREADS": "1",
@@ -129,12 +131,13 @@ def test_a_new_package_is_installed_checked_tuned_and_explained(python: Path, tm
 
     assert " passed" in run("pytest", "-q", "-p", "no:cacheprovider", cwd=folder)
 
-    (folder / "tiny.yaml").write_text("acme::thing: [{rows: 16, cols: 100, dtype: float32}]\n")
-    told("tune", "--shapes", folder / "tiny.yaml", "--device", "cpu", "--trials", "1")
+    if tuned:
+        (folder / "tiny.yaml").write_text("acme::thing: [{rows: 16, cols: 100, dtype: float32}]\n")
+        told("tune", "--shapes", folder / "tiny.yaml", "--device", "cpu", "--trials", "1")
 
     problem = ("acme::thing", "rows=16", "cols=100", "dtype=float32")
     explained = json.loads(told("explain", *problem, "--device", "cpu", "--json"))
-    assert (explained["step"], explained["implementation"]) == ("exact", "acme.torch")
+    assert (explained["step"], explained["implementation"]) == ("exact" if tuned else "default", "acme.torch")
 
 
 @pytest.mark.thorough

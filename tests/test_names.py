@@ -24,9 +24,14 @@ def files() -> list[Path]:
 
 def types_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Name and line of every class, and of every public alias of a type, NewType or TypeVar of a module."""
-    for node in ast.walk(tree):
+    left: list[ast.AST] = [tree]
+    while left:  # classes are statements: ``ast.walk`` goes through expressions, too, in five times as long
+        node = left.pop()
         if isinstance(node, ast.ClassDef):
             yield node.name, node.lineno
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, part, None)
+            left += inner if isinstance(inner, list) else []
     conditional = [each for node in tree.body if isinstance(node, ast.If) for each in (*node.body, *node.orelse)]
     for node in [*tree.body, *conditional]:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,14 +21,32 @@ from registry.tuner.options import TuneOptions
 from registry.tuner.run import tune
 
 from ..conftest import block_plugins
+from ..tiers import THOROUGH
 
 CPU = Device.of("cpu")
 
 
-class CheatingRun:
-    """``offered``, ``trials`` and ``finished`` (results) by the names of implementations without their ``vendor``."""
+def each_of(names: Iterable[str], repeated: Collection[str]) -> list[Any]:
+    """Parameters: those that are ``repeated`` do what another of the names does, in another way, and are thorough."""
+    return [pytest.param(name, marks=THOROUGH) if name in repeated else pytest.param(name) for name in names]
 
-    def __init__(self, plugin: str, vendor: str, problems: Sequence[Problem], folder: Path, *others: str) -> None:
+
+def left_out(request: pytest.FixtureRequest, repeated: Collection[str]) -> Collection[str]:
+    """The ``repeated`` unless a thorough test of the module is to be run: each takes 0.2 s of a core."""
+    items = (item for item in request.session.items if item.path == request.path)
+    return () if any(item.get_closest_marker("thorough") for item in items) else repeated
+
+
+class CheatingRun:
+    """``offered``, ``trials`` and ``finished`` (results) by the names of implementations without their ``vendor``.
+
+    ``left_out`` are names of those that are offered and not tried.
+    """
+
+    def __init__(
+        self, plugin: str, vendor: str, problems: Sequence[Problem], folder: Path, *others: str,
+        left_out: Collection[str] = (),
+    ) -> None:  # fmt: skip
         clock, events = time.perf_counter_ns, list[Event]()
         with pytest.MonkeyPatch.context() as patch:
             block_plugins(patch)
@@ -39,8 +58,10 @@ class CheatingRun:
                 # a file may patch this process too, and the other tests need a clock
                 time.perf_counter_ns = clock
             found = [one for op in {each.op for each in problems} for one in catalog.implementations(op)]
-            names = sorted(one.name for one in found if one.name.startswith(f"{vendor}."))
-            self.offered = {name.partition(".")[2] for name in names}
+            offered = sorted(one.name for one in found if one.name.startswith(f"{vendor}."))
+            names = [name for name in offered if name.partition(".")[2] not in left_out]
+            self.offered = {name.partition(".")[2] for name in offered}
+            self.left_out = set(left_out)
             # the lock of the device is this run's own: it waits for no other that measures
             patch.setenv("KERNEL_REGISTRY_CACHE", str(folder / "cache"))
             # cheats are refused before the finals, or where these look at outputs: to decide among the honest, few

@@ -1,4 +1,7 @@
-"""Whoever is right for the call that is tuned, and wrong for others, is refused by tuner and public check."""
+"""Whoever is right for the call that is tuned, and wrong for others, is refused by tuner and public check.
+
+The tuner refuses such for every change in test_from_a_size_on.py; a run of it with these is thorough.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from registry.implementation import Implementation
 from registry.problem import Problem
 from registry.testing import check_implementation
 
-from .cheating_run import CheatingRun
+from ..tiers import THOROUGH
+from .cheating_run import CheatingRun, each_of
 
 OPS = (SQUARE, RMS_NORM, VECTOR_ADD, SOFTMAX)
 PROBLEMS = (
@@ -61,6 +65,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
     return CheatingRun("cheats_at_other_calls.py", "other", PROBLEMS, tmp_path_factory.mktemp("other_calls"))
 
 
+@THOROUGH
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_tuner_refuses_whoever_is_wrong_at_another_call(run: CheatingRun, name: str) -> None:
     trial = run.trials[name]
@@ -70,6 +75,7 @@ def test_the_tuner_refuses_whoever_is_wrong_at_another_call(run: CheatingRun, na
     assert REMEDY in trial.message or name not in FALSE_CLAIMS
 
 
+@THOROUGH
 @pytest.mark.parametrize("name", RIGHT)
 def test_the_tuner_accepts_their_honest_peers_which_win(run: CheatingRun, name: str) -> None:
     trial = run.trials[name]
@@ -77,11 +83,13 @@ def test_the_tuner_accepts_their_honest_peers_which_win(run: CheatingRun, name: 
     assert name in run.winners.values() or not RIGHT[name]
 
 
+@THOROUGH
 def test_none_of_them_wins(run: CheatingRun) -> None:
     # a busy machine may disturb finals, which then decide nothing
     assert {result.implementation.partition(".")[2] for result in run.results if not result.reason} <= RIGHT.keys()
 
 
+@THOROUGH
 def test_all_of_them_were_tried(run: CheatingRun) -> None:
     assert run.offered == run.trials.keys() == {*REFUSED, *RIGHT}
 
@@ -106,7 +114,11 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("name", [*TOLD, *RIGHT])
+REPEATED = ("first_size", "borrowed_input", "second_strides", "kept_rows")
+"""Those that do what another does, in another way."""
+
+
+@pytest.mark.parametrize("name", each_of([*TOLD, *RIGHT], REPEATED))
 def test_the_public_check_tells_them_apart(plugin: Catalog, name: str) -> None:
     implementation = offered(plugin)[f"other.{name}"]
     op = next(op for op in OPS if op.name == implementation.op)

@@ -11,6 +11,7 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.problem import Problem
+from registry.tuner.decide.judge import BLOCKS, PRE_ROUNDS
 from registry.tuner.events import Event, Note
 from registry.tuner.limits import Budget
 from registry.tuner.options import TuneOptions
@@ -61,6 +62,9 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     with pytest.MonkeyPatch.context() as patch:
         # the lock of the device is this run's own: it waits for no other that measures
         patch.setenv("KERNEL_REGISTRY_CACHE", str(folder / "cache"))
+        # among those that are right where they are tuned there is nothing to decide: each is alone
+        patch.setattr("registry.tuner.decide.judge.MOST_BLOCKS", BLOCKS)
+        patch.setattr("registry.tuner.decide.contest.ROUNDS", PRE_ROUNDS)
         return Tuned(folder)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from registry.problem import Problem
 from registry.tuner.events import Note
 
-from .cheating_run import CheatingRun
+from .cheating_run import CheatingRun, each_of, left_out
 from .cheats_in_timing import FEW
 from .cheats_that_remember import N as REMEMBERED
 
@@ -47,20 +49,26 @@ RIGHT_BUT_SLOW = ("all_of_it",)
 """It remembers whole inputs, none of which comes again."""
 SLOW_OR_REFUSED = ("checksum", "incremental_for_a_while", "incremental_anywhere")
 """A sum does not tell in which order elements come, which may be found; inputs that were never met may take longer."""
+REPEATED = (
+    "peeks_elsewhere", "peeks_at_inputs", "versions", "in_a_row", "incremental_function", "new_inputs",
+    "storage_version", "object_ends", "attribute", "incremental_for_a_while", "incremental_anywhere",
+)  # fmt: skip
+"""Those that do what another does, in another way."""
 
 
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
+def tuned(tmp_path_factory: pytest.TempPathFactory, without: Collection[str]) -> CheatingRun:
+    folder = tmp_path_factory.mktemp("timing")
     return CheatingRun(
-        "cheats_in_timing.py", "timing", PROBLEMS, tmp_path_factory.mktemp("timing"), "cheats_that_remember.py"
-    )
+        "cheats_in_timing.py", "timing", PROBLEMS, folder, "cheats_that_remember.py", left_out=without
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
-    return tuned(tmp_path_factory)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
+    return tuned(tmp_path_factory, left_out(request, REPEATED))
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", each_of(REFUSED, REPEATED))
 def test_whoever_skips_work_while_it_is_timed_is_refused(run: CheatingRun, name: str) -> None:
     trial = run.trials[name]
     if name in SOMETIMES_LATER and trial.status == "ok":
@@ -69,7 +77,7 @@ def test_whoever_skips_work_while_it_is_timed_is_refused(run: CheatingRun, name:
         assert trial.status == "wrong_result", trial.message
 
 
-@pytest.mark.parametrize("name", REMEMBERS)
+@pytest.mark.parametrize("name", each_of(REMEMBERS, REPEATED))
 def test_whoever_computes_only_what_is_new_is_refused(
     run: CheatingRun, name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -78,7 +86,7 @@ def test_whoever_computes_only_what_is_new_is_refused(
             break
         # other work on the machine may have made known inputs take as long as new ones: then it is asked again
         assert name not in {result.implementation.partition(".")[2] for result in run.results}
-        run = tuned(tmp_path_factory)
+        run = tuned(tmp_path_factory, run.left_out)
     trial = run.trials[name]
     if run.was_given_up(name):
         assert name not in {result.implementation.partition(".")[2] for result in run.results}
@@ -107,4 +115,4 @@ def test_only_the_honest_win(run: CheatingRun) -> None:
 
 def test_all_of_them_were_tried(run: CheatingRun) -> None:
     others = {*RIGHT, *RIGHT_BUT_SLOW, *SLOW_OR_REFUSED, "finals"}
-    assert run.offered == run.trials.keys() == {*REFUSED, *REMEMBERS, *others}
+    assert run.offered == run.trials.keys() | run.left_out == {*REFUSED, *REMEMBERS, *others}

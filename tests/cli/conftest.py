@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer
 
 from registry.cli import app
 from registry.cli.main import new_registry_app
@@ -25,13 +27,24 @@ class Told:
 Command = Callable[..., Told]
 
 
+@functools.cache
+def _program(name: str) -> typer.Typer:
+    return {"tune": new_tune_app, "registry": new_registry_app}[name]()
+
+
+_parser_of = functools.cache(typer.main.get_command)
+
+
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """``command("tune", "--op", "softmax", ...)``."""
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """``command("tune", "--op", "softmax", ...)``.
+
+    Options of all commands are read from signatures once, not by each call, for which that is 0.1 s of a core.
+    """
+    monkeypatch.setattr(typer.main, "get_command", _parser_of)
 
     def ran(program: str, *arguments: str | Path) -> Told:
-        programs = {"tune": new_tune_app, "registry": new_registry_app}
-        code = app.run(programs[program](), program, [str(argument) for argument in arguments])
+        code = app.run(_program(program), program, [str(argument) for argument in arguments])
         captured = capsys.readouterr()
         return Told(code, captured.out, captured.err)
 

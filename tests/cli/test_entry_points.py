@@ -72,13 +72,13 @@ def test_no_command_is_left_out() -> None:
 
 
 def _what_it_does(command: str) -> str:
-    """The kinds of commands: those that read what is stored, write it, ask the catalog, take a kernel, or make one."""
+    """The kinds of commands: those that read what is stored, write it, ask the catalog, or take or make a kernel."""
     kinds = {
-        "stored": ("results", "winners", "report", "dashboard", "export", "db", "compare"),
+        "stored": ("results", "winners", "report", "dashboard", "export", "db", "compare", "drift"),
         "written": ("release", "import", "fleet"),
-        "catalog": ("ops", "plugins", "doctor", "explain"),
+        # the script tune is run below
+        "catalog": ("ops", "plugins", "doctor", "explain", "compile", "tune", "profile"),
         "authors": ("check", "race", "scaffold", "import-kernel", "new"),
-        "tune": ("tune", "profile"),  # the script tune is run below
     }
     return next((kind for kind, commands in kinds.items() if command in commands), command)
 

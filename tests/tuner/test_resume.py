@@ -267,6 +267,8 @@ def kill_and_go_on(runs: Runs, moments: Moments, stages: Sequence[Stage]) -> Non
     assert (n, config) == (size, dict(winner.candidate.config))
 
 
+# test_storing.py, test_trial_batches.py and decide/test_finals.py have what two runs share, without processes
+@pytest.mark.thorough
 def test_two_runs_on_the_same_problems_share_trials_and_store_one_winner_each(runs: Runs) -> None:
     sizes = (10_001, 5_001)
     both = [runs.start(*sizes), runs.start(*sizes)]

@@ -180,6 +180,8 @@ def test_an_implementation_that_the_winner_has_not_met_is_raced_once(
     assert not [event for event in events if isinstance(event, Note)]
 
 
+# decide/test_finals.py has a stored winner that meets others
+@pytest.mark.thorough
 @pytest.mark.usefixtures("few_blocks")
 def test_a_slower_candidate_cannot_dethrone_a_winner_that_was_not_searched(rogues: Catalog, database: Path) -> None:
     (result,), events = run(rogues, database, "chatters", retune=True)
@@ -290,6 +292,8 @@ def test_an_interrupted_run_keeps_what_it_measured_and_goes_on_later(rogues: Cat
     assert sum(isinstance(event, TrialDone) for event in events) == 3 - len(kept)
 
 
+# search/test_state.py has what an earlier run has paid for
+@pytest.mark.thorough
 @pytest.mark.usefixtures("few_blocks")
 def test_stored_trials_cost_no_budget(rogues: Catalog, database: Path) -> None:
     with Store.open(database) as store:

@@ -31,8 +31,6 @@ from registry.tuner.options import TuneOptions
 from registry.tuner.run import tune
 from tuning_db import Store
 
-from ..tiers import one_of_each
-
 ROGUES = Path(__file__).with_name("rogues.py")
 CPU = Device.of("cpu")
 SECOND = replace(CPU, index=1)
@@ -184,7 +182,9 @@ def test_a_device_that_fails_at_the_start_leaves_all_to_the_other(
     assert note.endswith("the run goes on without it, on cpu")
 
 
-@pytest.mark.parametrize("when", one_of_each([TrialDone, FinalsStarted]), ids=["in the search", "in the finals"])
+# search/test_loop.py has one that fails in the search
+@pytest.mark.thorough
+@pytest.mark.parametrize("when", [TrialDone, FinalsStarted], ids=["in the search", "in the finals"])
 def test_what_a_device_was_at_when_it_failed_is_done_by_the_other(
     rogues: Catalog, tmp_path: Path, failing: Failing, when: type[Event]
 ) -> None:

@@ -56,7 +56,7 @@ class Make:
         return Decision(problem or self.problem(), candidate=self.candidate(num_warps), **(defaults | values))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make() -> Make:
     hardware = {"gpu": "H200", "sms": 132, "mig": False}
     return Make(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,10 @@ HOSTILE = st.one_of(
 )
 
 
-@pytest.fixture
-def lines(tmp_path: Path, make: Any) -> list[str]:
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory, make: Any) -> tuple[str, ...]:
     """An export of a trial, and of a decision that is the winner."""
-    with Store.open(tmp_path / "from.db") as filled:
+    with Store.open(tmp_path_factory.mktemp("lines") / "from.db") as filled:
         run = filled.start_run(make.environment)
         trial = make.trial()
         filled.add_trials(run, [trial])
@@ -42,10 +42,10 @@ def lines(tmp_path: Path, make: Any) -> list[str]:
         filled.publish(run, decision, [Final(make.candidate(), "candidate", 0, 0, 0, 9.5)])
         stream = io.StringIO()
         filled.export(stream)
-    return stream.getvalue().splitlines()
+    return tuple(stream.getvalue().splitlines())
 
 
-def spoilt(lines: list[str], kind: str, spoil: Callable[[Any], Any]) -> tuple[int, io.StringIO]:
+def spoilt(lines: Sequence[str], kind: str, spoil: Callable[[Any], Any]) -> tuple[int, io.StringIO]:
     """(number of the line, the file) with the record of that kind changed."""
     place = next(index for index, text in enumerate(lines) if json.loads(text)["kind"] == kind)
     record = json.loads(lines[place])
@@ -90,7 +90,7 @@ def spoilt(lines: list[str], kind: str, spoil: Callable[[Any], Any]) -> tuple[in
     ],
 )
 def test_what_no_tuner_writes_is_refused(
-    tmp_path: Path, lines: list[str], kind: str, spoil: Callable[[Any], Any], fault: str
+    tmp_path: Path, lines: Sequence[str], kind: str, spoil: Callable[[Any], Any], fault: str
 ) -> None:
     number, stream = spoilt(lines, kind, spoil)
     with Store.open(tmp_path / "into.db") as store:
@@ -106,10 +106,12 @@ def places(value: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [before, *(place for name, item in inner for place in places(item, (*before, name)))]
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize("url", one_of_each(["sqlite", "postgresql"]), indirect=True)
-def test_a_changed_value_is_refused_or_stored_and_read_back(url: str, lines: list[str], data: st.DataObject) -> None:
+def test_a_changed_value_is_refused_or_stored_and_read_back(
+    url: str, lines: Sequence[str], data: st.DataObject
+) -> None:
     number = data.draw(st.integers(1, len(lines) - 1))
     record = json.loads(lines[number])
     *path, last = data.draw(st.sampled_from([place for place in places(record) if place]))

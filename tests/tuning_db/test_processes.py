@@ -31,19 +31,19 @@ def test_eight_processes_open_one_cold_file_and_lose_nothing(
     tmp_path: Path, environment_variables: dict[str, str]
 ) -> None:
     path = tmp_path / "cold" / "tuning.db"
-    results = write_together(str(path), 8, 20, environment_variables)
+    results = write_together(str(path), 8, 6, environment_variables)
     assert sorted(results) == ["lost"] * 7 + ["won"]
     with Store.open(path, create=False) as store:
-        assert {trial.message for trial in store.trials()} == {f"{n}/{i}" for n in range(8) for i in range(20)}
+        assert {trial.message for trial in store.trials()} == {f"{n}/{i}" for n in range(8) for i in range(6)}
         counts = store.statistics()
         assert (counts.runs, counts.problems, counts.decisions, counts.winners) == (8, 1, 8, 1)
 
 
 def test_several_processes_fill_one_cold_server(postgresql_url: str, environment_variables: dict[str, str]) -> None:
-    results = write_together(postgresql_url, 4, 20, environment_variables)
+    results = write_together(postgresql_url, 4, 6, environment_variables)
     assert sorted(results) == ["lost"] * 3 + ["won"]
     with Store.open(postgresql_url, create=False) as store:
-        assert {trial.message for trial in store.trials()} == {f"{n}/{i}" for n in range(4) for i in range(20)}
+        assert {trial.message for trial in store.trials()} == {f"{n}/{i}" for n in range(4) for i in range(6)}
 
 
 FORKING = """

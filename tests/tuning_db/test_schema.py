@@ -27,6 +27,8 @@ from tuning_db import (
 from tuning_db.models import StoredRow
 from tuning_db.schema import VERSION_TABLE
 
+from ..tiers import one_of_each
+
 FIXTURES = Path(__file__).parent / "fixtures"
 NEXT = schema.LATEST + 1
 NEXT_MIGRATION = f"""
@@ -110,8 +112,13 @@ def test_a_file_of_every_version_can_be_written(tmp_path: Path, dump: Path, make
         assert store.statistics().schema_version == schema.LATEST
 
 
-@pytest.mark.parametrize("migrate", [True, False])
-@pytest.mark.parametrize("name", ["v1_comparisons", "v2", "v3", "v4", "v5"])
+@pytest.mark.parametrize(
+    ("name", "migrate"),
+    one_of_each(
+        [(name, migrate) for name in ("v1_comparisons", "v2", "v3", "v4", "v5") for migrate in (True, False)],
+        lambda name, migrate: name,
+    ),
+)
 def test_ties_and_the_defaults_ratio_are_read_from_every_version(
     tmp_path: Path, name: str, migrate: bool, make: Any
 ) -> None:

@@ -70,7 +70,7 @@ def warmed() -> None:
 def forked(warmed: None) -> Iterator[None]:
     """Processes are forked from a template that has imported torch's compiler: executed, each takes 7 s of a core.
 
-    That for a GPU which is not here is executed, as all are without this.
+    They are executed without this, as tests/tuner/processes does others, and as one here is in thorough runs.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ahead_process, "Child", _forked)
@@ -100,10 +100,12 @@ def compiled_files(cache: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.suffix in {".bin", ".so", ".gch"}}
 
 
-@pytest.mark.usefixtures("warmed")
+@pytest.mark.parametrize("how", ["forked", pytest.param("executed", marks=pytest.mark.thorough)])
 def test_a_gpu_that_is_not_here_is_compiled_for(
-    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warmed: None
 ) -> None:
+    if how == "forked":
+        monkeypatch.setattr(ahead_process, "Child", _forked)
     with closing(AheadProcess(H200.gpu, ())) as process:
         made = compiled(process, catalog, H200)
     assert not made.fault

@@ -18,6 +18,8 @@ from registry.integrations.transformers.forwards.linears import LinearGroup, Mem
 
 from .tiny_models import cache_name, prompt, tiny
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 
 def pair(family: str = "llama", dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[Any, Any]:
     """A model, and its like after ``apply``."""

@@ -12,6 +12,8 @@ from registry.integrations.transformers.attention import registry_mask
 
 from .tiny_models import cache_name, prompt
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 
 def test_a_causal_mask_is_none_also_where_transformers_makes_one(monkeypatch: pytest.MonkeyPatch) -> None:
     # as it does for a torch before 2.14 while torch.compile traces

@@ -14,6 +14,8 @@ from registry.integrations.transformers.swapping import unswap
 
 from .tiny_models import tiny
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 
 def experts_of(model: Any) -> torch.nn.Module:
     (first, *_) = (one for name, one in model.named_modules() if name.endswith("experts"))

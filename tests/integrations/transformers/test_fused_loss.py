@@ -20,6 +20,8 @@ from registry.integrations.transformers.losses import causal_lm_loss
 
 from .tiny_models import CONFIGS, prompt, tiny
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 FUSED = "loss without logits in training"
 WITHOUT_DROPOUT = {"gpt2": {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}}
 PLAIN_LOGITS = [family for family in CONFIGS if family != "gemma2"]

@@ -17,6 +17,8 @@ from ...tiers import THOROUGH
 from .op_counts import OpCounts
 from .tiny_models import prompt, tiny
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 
 @pytest.fixture(autouse=True)
 def _no_programs() -> Iterator[None]:
@@ -106,6 +108,8 @@ def hooked(hooks: Mapping[str, bool]) -> tuple[Any, torch.Tensor]:
     return applied, right
 
 
+# test_residual_sums.py has such a hook at the last layer
+@THOROUGH
 def test_a_hook_that_records_a_layers_output_leaves_the_next_norm_ahead() -> None:
     model, counts, seen = tiny("llama"), OpCounts(), []
     model.model.layers[0].register_forward_hook(lambda _, __, output: seen.append(output))

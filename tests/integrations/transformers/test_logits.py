@@ -13,6 +13,8 @@ from registry.nn import PackedExpertsMlp, PackedLinear, ScaledLinear
 
 from .tiny_models import CONFIGS, prompt, tiny
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32}
 MODES = ("int8", "int4", "int2", "int1", "nf4", "fp8", "w8a8", "w4a8")
 ROUTED = ("mixtral", "deepseek_v3")

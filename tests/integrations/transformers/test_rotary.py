@@ -13,6 +13,8 @@ from registry.integrations.transformers.forwards import rotary
 
 from .tiny_models import prompt, tiny
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:

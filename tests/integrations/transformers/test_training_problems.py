@@ -17,6 +17,8 @@ from registry.tuner.shapes.shapes import read_shapes
 
 from .tiny_models import prompt, tiny
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 BATCH, LENGTH = 2, 11
 
 

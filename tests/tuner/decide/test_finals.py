@@ -250,7 +250,7 @@ def test_who_takes_part_was_met_with_all_probes_once(planned: ProblemPlan, recor
     assert [event for event in events if isinstance(event, ProbesStarted)] == [ProbesStarted(2)]
 
 
-@pytest.mark.parametrize("status", ["wrong_result", "crash"])
+@pytest.mark.parametrize("status", one_of_each(["wrong_result", "crash"]))
 def test_a_challenger_that_is_found_wrong_gives_its_place_to_the_next(
     planned: ProblemPlan, recorders: Callable[[], RunStore], status: str
 ) -> None:
@@ -443,8 +443,13 @@ def test_few_problems_meet_in_more_processes(
     assert next(event for event in events if isinstance(event, FinalsStarted)) == FinalsStarted(problems, blocks)
 
 
-@pytest.mark.parametrize(("us", "blocks"), [(100.0, BLOCKS), (5.0, MOST_BLOCKS)])
-@pytest.mark.parametrize("earlier", [True, False])
+@pytest.mark.parametrize(
+    ("us", "blocks", "earlier"),
+    one_of_each(
+        [(*case, earlier) for case in ((100.0, BLOCKS), (5.0, MOST_BLOCKS)) for earlier in (True, False)],
+        lambda us, blocks, earlier: us,
+    ),
+)
 def test_known_noise_of_such_durations_spares_processes(
     planned: ProblemPlan, recorders: Callable[[], RunStore], us: float, blocks: int, earlier: bool
 ) -> None:
@@ -605,7 +610,7 @@ def test_where_all_are_found_wrong_in_the_blocks_nothing_wins(
     assert recorder.winner(planned.op, PROBLEM) is None
 
 
-@pytest.mark.parametrize("status", ["wrong_result", "timeout", "out_of_memory"])
+@pytest.mark.parametrize("status", one_of_each(["wrong_result", "timeout", "out_of_memory"]))
 def test_a_stored_winner_that_failed_in_the_search_is_replaced_without_a_tie_and_the_reason_is_told(
     planned: ProblemPlan, recorders: Callable[[], RunStore], status: str
 ) -> None:

@@ -322,7 +322,7 @@ COMPILING = (
     "    while not list(folder.glob('cc*')): time.sleep(0.01)\n"
     "    parent.send({'left': [str(path) for path in folder.glob('cc*')]}); time.sleep(3600)"
 )
-KILLED = f"""
+KILLED = f"""{fresh.BARE}
 import os, signal, sys, time
 from registry.tuner.processes import spawning
 from registry.tuner.processes.process import Child

@@ -74,9 +74,9 @@ def test_every_default_comes_first() -> None:
 
 def test_no_candidate_is_proposed_twice_and_all_are_valid() -> None:
     plan = a_plan(Grid("acme.one", (5, 2, 3)), Grid("acme.two", (1, 1, 6)))
-    told = drive(Searcher(plan, seed=3), 150)
+    told = drive(Searcher(plan, seed=3), 80)
     keys = [candidate.key for _, candidate in told]
-    assert len(keys) == len(set(keys)) >= 150
+    assert len(keys) == len(set(keys)) >= 80
     assert all(candidate.config in candidate.implementation.space(PROBLEM, plan.device) for _, candidate in told)
 
 
@@ -86,13 +86,14 @@ def test_a_small_space_is_exhausted() -> None:
     assert len(told) == plan.candidates
 
 
-def test_it_finds_what_random_sampling_misses() -> None:
+@pytest.mark.parametrize("seeds", [3, pytest.param(5, marks=pytest.mark.thorough)])
+def test_it_finds_what_random_sampling_misses(seeds: int) -> None:
     plan = a_plan(Grid("acme.one", (5, 2, 3)), Grid("acme.two", (1, 1, 6)))
-    found = [min(drive(Searcher(plan, seed=seed), 80), key=lambda pair: pair[0])[0] for seed in range(5)]
+    found = [min(drive(Searcher(plan, seed=seed), 80), key=lambda pair: pair[0])[0] for seed in range(seeds)]
     everything = [one.time(config) for choice in plan.supported for config in choice.configs
                   for one in [choice.implementation] if isinstance(one, Grid)]  # fmt: skip
-    by_chance = [min(random.Random(seed).sample(everything, 80)) for seed in range(5)]
-    assert sorted(found)[2] == 10.0
+    by_chance = [min(random.Random(seed).sample(everything, 80)) for seed in range(seeds)]
+    assert sorted(found)[seeds // 2] == 10.0
     assert sum(found) < sum(by_chance)
 
 

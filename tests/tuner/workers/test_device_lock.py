@@ -16,8 +16,7 @@ from registry.device import Device
 from registry.tuner.workers.device_lock import DeviceLock
 
 CPU = Device.of("cpu")
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload([__name__])  # and with it torch, once for all holders
+CONTEXT = multiprocessing.get_context("fork")  # torch is imported here
 
 
 def hold(channel: Connection, cache: Path) -> None:

@@ -19,6 +19,8 @@ from registry.nn import PackedExpertsMlp
 
 from .checkpoints_written import IDS, awq_layer, compressed_layer, drawn, gptq_layer
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 
 def mixtral() -> MixtralForCausalLM:
     torch.manual_seed(0)

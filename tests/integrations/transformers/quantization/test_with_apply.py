@@ -13,6 +13,8 @@ from registry.integrations.transformers import RegistryConfig, apply, load
 
 from .checkpoints_written import IDS, gptq, llama
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 
 def packed_llama(folder: Path) -> Any:
     llama().save_pretrained(folder)
