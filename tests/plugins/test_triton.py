@@ -220,9 +220,7 @@ COMPILED = [
         device,
         id=f"{key}-{device.architecture}",
         marks=THOROUGH
-        if key not in ELSEWHERE.get(device, TYPICAL)
-        or key.startswith(LIKE_OTHERS)
-        or (device is H200 and key in WIDE)
+        if key not in ELSEWHERE.get(device, TYPICAL) or key.startswith(LIKE_OTHERS) or (device is H200 and key in WIDE)
         else (),
     )
     for device, keys in ((H200, TYPICAL), (A100, OTHERS[::2]), (MI300, OTHERS[1::2]))
