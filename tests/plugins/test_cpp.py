@@ -73,6 +73,8 @@ class Posed:
         assert verdict.ok, f"{self.problem} {self.kind} {dict(config)}: {verdict.message}"
 
 
+# every change runs the defaults in tests/dispatch/test_must.py, and below what differs from them, with every input kind
+@pytest.mark.thorough
 @EACH
 @pytest.mark.usefixtures("one_thread")
 def test_defaults_are_right_with_every_input_kind(implementation: CppImplementation) -> None:
@@ -115,19 +117,30 @@ _PACKED = {"n": 1100, "k": 128, "group_size": 64, "zeros": "none", "act_order": 
 SMALL |= {"CppGemv": {"m": 1, **_PACKED}, "CppGemm": {"m": 11, **_PACKED}}
 
 
-# one differs from the default, which is tested above, in most of its values
 @EACH
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["one", "all"])
-def test_every_configuration_is_right(implementation: CppImplementation, every: bool) -> None:
+def test_a_configuration_far_from_the_default_is_right_with_every_input_kind(implementation: CppImplementation) -> None:
+    # of one dtype: each is compiled anew. The implementations together have all of them
+    dtypes = sorted({str(problem.dtype) for problem in problems(implementation)})
+    dtype = dtypes[IMPLEMENTATIONS.index(implementation) % len(dtypes)]
+    problem = OPS[implementation.op].problem_of({**SMALL[type(implementation).__name__], "dtype": dtype})
+    default = implementation.default(problem, CPU)
+    configs = implementation.space(problem, CPU).configs
+    assert 4 <= len(configs) <= 60
+    far = max(configs, key=lambda config: sum(config[name] != default[name] for name in default))
+    assert far != default
+    for kind in OPS[implementation.op].kinds:
+        Posed(problem, kind).check(implementation, far)
+
+
+@pytest.mark.thorough
+@EACH
+def test_every_configuration_is_right(implementation: CppImplementation) -> None:
     op = OPS[implementation.op]
     problem = op.problem_of({**SMALL[type(implementation).__name__], "dtype": "bfloat16"})
     space = implementation.space(problem, CPU)
     assert 4 <= len(space) <= 60
     posed = Posed(problem, op.kinds[0])
-    default = implementation.default(problem, CPU)
-    other = max(space.configs, key=lambda config: sum(config[name] != default[name] for name in default))
-    assert other != default
-    for config in space.configs if every else [other]:
+    for config in space.configs:
         posed.check(implementation, config)
 
 
