@@ -9,9 +9,6 @@ from xdist.scheduler import LoadScopeScheduling
 TOGETHER = {
     "compilers": (
         "tests/backends/",
-        "tests/benchmarks/test_llama_block.py",
-        "tests/benchmarks/test_untuned_step.py",
-        "tests/dispatch/compiled/",
         "tests/dispatch/torch_side/",
         "tests/dispatch/test_untuned_sizes.py",
         "tests/integrations/torch_compile/",
