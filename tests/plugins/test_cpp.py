@@ -73,8 +73,6 @@ class Posed:
         assert verdict.ok, f"{self.problem} {self.kind} {dict(config)}: {verdict.message}"
 
 
-# every change runs the defaults in tests/dispatch/test_must.py, and below what differs from them, with every input kind
-@pytest.mark.thorough
 @EACH
 @pytest.mark.usefixtures("one_thread")
 def test_defaults_are_right_with_every_input_kind(implementation: CppImplementation) -> None:

@@ -240,11 +240,7 @@ def c_arguments(launch: Launch, values: dict[str, object]) -> tuple[str, list[ob
 
 
 @pytest.mark.parametrize(
-    ("implementation", "dims", "config"),
-    one_of_each(
-        [pytest.param(*case, id=f"{case[0].op}-{case[0].name}-{case[1]['dtype']}") for case in CASES],
-        lambda implementation, dims, config: (implementation.op, implementation.name),
-    ),
+    ("implementation", "dims", "config"), CASES, ids=[f"{i.op}-{i.name}-{dims['dtype']}" for i, dims, _ in CASES]
 )
 def test_kernels_are_right_on_every_input_kind(
     implementation: Implementation, dims: dict[str, Value], config: dict[str, int], folder: Path
