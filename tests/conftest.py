@@ -36,6 +36,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # on an empty cache Inductor compiles and runs a program for each instruction set that the CPU names, which takes 18 s
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+# the lines of a source in a program of Triton, which no test reads, took an eighth of the time to compile it
+os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
+
 _numbers = itertools.count()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,8 @@ from benchmarks.conformance.opinfo import judged, judged_differences, judged_gra
 from benchmarks.conformance.outcomes import Counts, Outcome, counts_table, reasons_list, together
 from benchmarks.conformance.published import counts_by_file, counts_by_model, run_tests
 from benchmarks.conformance.torch_calls import CALLS
+
+from .. import fresh
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,14 @@ def test_left_out():
 """
 
 
-def test_a_published_test_counts_by_what_it_called_and_how_it_ended(tmp_path: Path) -> None:
+def test_a_published_test_counts_by_what_it_called_and_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forked(words: Sequence[str], *, cwd: Path, env: Mapping[str, str], **_: object) -> fresh.Done:
+        return fresh.run(*words[1:], cwd=cwd, env=env)
+
+    # a process that need not import torch
+    monkeypatch.setattr(subprocess, "run", forked)
     (tmp_path / "test_squares.py").write_text(TESTS, encoding="utf-8")
     (tmp_path / "test_broken.py").write_text("import no_such_module\n", encoding="utf-8")
     files = ["--continue-on-collection-errors", "test_squares.py", "test_broken.py"]

@@ -22,7 +22,7 @@ from registry.problem import Arguments, Problem, Traits, Value
 from registry_torch.attention.masked_cudnn import bias_of_mask, joined
 
 from ..covering import covering
-from ..tiers import THOROUGH, one_of_each
+from ..tiers import THOROUGH
 from ..triton_forms import FORMS
 from .test_triton import A100, H200, HEADS, IMPLEMENTATIONS, default_variants, problem_of, signature
 
@@ -177,8 +177,10 @@ def test_windows_shared_heads_and_caps_have_a_kernel_on_every_gpu() -> None:
                 assert not list(FORMS[op.name][0].unsupported(problem, device)), problem
 
 
-# test_triton.py compiles the gradients' kernels, which the interpreter runs in every form
-@pytest.mark.parametrize(("key", "dims"), one_of_each(COMPILED))
+# test_triton.py compiles the kernels of both without a mask, the next test that of the largest tile with one, and the
+# interpreter runs every form
+@pytest.mark.thorough
+@pytest.mark.parametrize(("key", "dims"), COMPILED)
 def test_triton_compiles_every_form(key: str, dims: Mapping[str, Any]) -> None:
     variants = default_variants(IMPLEMENTATIONS[key], problem_of(key.partition(" ")[0], dims), H200)
     assert len(variants) == (3 if "backward" in key else 1)

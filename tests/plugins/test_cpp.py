@@ -115,16 +115,30 @@ _PACKED = {"n": 1100, "k": 128, "group_size": 64, "zeros": "none", "act_order": 
 SMALL |= {"CppGemv": {"m": 1, **_PACKED}, "CppGemm": {"m": 11, **_PACKED}}
 
 
-# some are the first, and of large spaces one with other values throughout
 @EACH
-@pytest.mark.parametrize("step", [35, pytest.param(1, marks=pytest.mark.thorough)], ids=["some", "all"])
-def test_every_configuration_is_right(implementation: CppImplementation, step: int) -> None:
+def test_a_configuration_far_from_the_default_is_right_with_every_input_kind(implementation: CppImplementation) -> None:
+    # of one dtype: each is compiled anew. The implementations together have all of them
+    dtypes = sorted({str(problem.dtype) for problem in problems(implementation)})
+    dtype = dtypes[IMPLEMENTATIONS.index(implementation) % len(dtypes)]
+    problem = OPS[implementation.op].problem_of({**SMALL[type(implementation).__name__], "dtype": dtype})
+    default = implementation.default(problem, CPU)
+    configs = implementation.space(problem, CPU).configs
+    assert 4 <= len(configs) <= 60
+    far = max(configs, key=lambda config: sum(config[name] != default[name] for name in default))
+    assert far != default
+    for kind in OPS[implementation.op].kinds:
+        Posed(problem, kind).check(implementation, far)
+
+
+@pytest.mark.thorough
+@EACH
+def test_every_configuration_is_right(implementation: CppImplementation) -> None:
     op = OPS[implementation.op]
     problem = op.problem_of({**SMALL[type(implementation).__name__], "dtype": "bfloat16"})
     space = implementation.space(problem, CPU)
     assert 4 <= len(space) <= 60
     posed = Posed(problem, op.kinds[0])
-    for config in space.configs[::step]:
+    for config in space.configs:
         posed.check(implementation, config)
 
 

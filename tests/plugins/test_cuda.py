@@ -88,8 +88,17 @@ def test_a_float32_weight_beside_halves_compiles(form: Form) -> None:
             assert not (aligned and artifact.resources.get("spill_bytes", 0))
 
 
-@pytest.mark.parametrize("device", [A100, H200], ids=["sm_80", "sm_90a"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "device"),
+    one_of_each(
+        [
+            pytest.param(dtype, device, id=f"{dtype}-{name}")
+            for device, name in ((A100, "sm_80"), (H200, "sm_90a"))
+            for dtype in ("bfloat16", "float32")
+        ],
+        lambda dtype, device: device.architecture,
+    ),
+)
 def test_elementwise_defaults_compile(device: Device, dtype: str) -> None:
     compile_config(VectorElementwise("square"), Problem("square", {"n": 1 << 24, "dtype": dtype}), device)
     for approximate in ("none", "tanh"):

@@ -21,7 +21,7 @@ from ..tiers import one_of_each
 H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", 132, 141 * 2**30, 60 * 2**20, 227 * 1024, 65536)
 CPU = Device("cpu", 0, "a CPU", "x86_64", 16, 2**34, 2**25)
 OPS = {op.name: op for op in BOX}
-SIZES = [*range(1, 70), *range(71, 600, 13), *range(601, 5000, 397), 10**6, 1_234_567]
+SIZES = [*range(1, 70), *range(71, 600, 29), *range(601, 5000, 397), 10**6, 1_234_567]
 STATIC: Mapping[str, Value] = {
     "cols": 8192,
     "k": 4096,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -160,6 +161,12 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "scaled_mm triton.splitk": {"m": 16, **SCALED},
 }
 IMPLEMENTATIONS = {f"{op} {one.name}": one for op, forms in FORMS.items() for one in forms}
+
+
+def _op_of(key: str) -> str:
+    return key.partition(" ")[0]
+
+
 ON_ONE = (
     "gelu_and_mul",
     "gemm_nf4",
@@ -204,12 +211,17 @@ with another gate, as two of others. test_cross_entropy.py compiles those of cro
 
 The table of levels is triton.gemm's as well, and the forms are those of gemm_int8.
 """
+MIXED = one_of_each([key for key, one in IMPLEMENTATIONS.items() if one.mixed], _op_of)
+WIDE = {param.values[0] for param in MIXED if not param.marks}
+"""What every change compiles with a weight of float32, which takes no fewer registers than one of halves."""
 COMPILED = [
     pytest.param(
         key,
         device,
         id=f"{key}-{device.architecture}",
-        marks=THOROUGH if key not in ELSEWHERE.get(device, TYPICAL) or key.startswith(LIKE_OTHERS) else (),
+        marks=THOROUGH
+        if key not in ELSEWHERE.get(device, TYPICAL) or key.startswith(LIKE_OTHERS) or (device is H200 and key in WIDE)
+        else (),
     )
     for device, keys in ((H200, TYPICAL), (A100, OTHERS[::2]), (MI300, OTHERS[1::2]))
     for key in keys
@@ -277,10 +289,6 @@ DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
 }
 
 
-def _op_of(key: str) -> str:
-    return key.partition(" ")[0]
-
-
 def problem_of(op: str, dims: Mapping[str, Any], dtype: str = "bfloat16") -> Problem:
     return OPS[op].problem_of({"dtype": dtype, **dims})
 
@@ -318,7 +326,7 @@ def test_the_default_compiles_without_spilling(key: str, device: Device) -> None
         assert artifact.resources["shared_bytes"] <= device.shared_bytes
 
 
-@pytest.mark.parametrize("key", one_of_each([key for key, one in IMPLEMENTATIONS.items() if one.mixed], _op_of))
+@pytest.mark.parametrize("key", MIXED)
 def test_halves_beside_float32_compile(key: str) -> None:
     op, implementation = OPS[key.partition(" ")[0]], IMPLEMENTATIONS[key]
     problem = problem_of(op.name, TYPICAL[key])
@@ -331,8 +339,16 @@ def test_halves_beside_float32_compile(key: str) -> None:
         assert implementation.compile(variant, H200.target).resources["spill_bytes"] == 0
 
 
-@pytest.mark.parametrize("needs", [(True, False), (False, True)], ids=str)
-@pytest.mark.parametrize("key", [key for key in TYPICAL if key.startswith("rms_norm_backward")])
+@pytest.mark.parametrize(
+    ("key", "needs"),
+    one_of_each(
+        itertools.product(
+            [key for key in TYPICAL if key.startswith("rms_norm_backward")], [(True, False), (False, True)]
+        ),
+        lambda key, needs: key,
+    ),
+    ids=str,
+)
 def test_one_gradient_alone_compiles(key: str, needs: tuple[bool, bool]) -> None:
     implementation, whole = IMPLEMENTATIONS[key], problem_of("rms_norm_backward", TYPICAL[key])
     config = implementation.default(whole, H200)

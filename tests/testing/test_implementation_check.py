@@ -82,16 +82,16 @@ def failure(implementation: Implementation, problems: Iterable[Mapping[str, Any]
 
 
 def test_a_right_implementation_passes_in_every_layout_it_supports() -> None:
-    op = replace(SQUARE, examples=tuple(dims for dims in SQUARE.examples if int(dims["n"]) <= 10_000))
+    op = replace(SQUARE, examples=tuple(dims for dims in SQUARE.examples if int(dims["n"]) <= 1000))
     report = check_implementation(BlockedSquare(), op, configs="all")
     assert isinstance(report, Report)
     assert report.ok
     assert any("unaligned" in line for line in report.checked)
     assert any("strided" in line and "needs contiguous tensors" in line for line in report.skipped)
-    # 13 examples with two blocks, at a smaller, a larger and an otherwise divisible size; one element, in 3 examples,
+    # 10 examples with two blocks, at a smaller, a larger and an otherwise divisible size; one element, in 3 examples,
     # is contiguous in any layout, and has no smaller size
     assert Counter(map(told, report.checked)) == {
-        "contiguous": 26, "unaligned": 26, "strided": 6, "after": 2 * (3 * 13 - 3)
+        "contiguous": 20, "unaligned": 20, "strided": 6, "after": 2 * (3 * 10 - 3)
     }  # fmt: skip
     assert 0 < sum(dims["n"] == 1 for dims in op.examples) < len(op.examples)
     assert "0 failed" in str(report)

@@ -53,8 +53,10 @@ SMALL: tuple[dict[str, Value], ...] = ({"n": 7, "dtype": "float32"},)
 
 @pytest.mark.parametrize("op", BOX, ids=lambda op: op.name)
 def test_the_ops_in_the_box_agree_with_themselves_on_some_examples(op: Op) -> None:
-    problems = covering(map(op.problem_of, op.examples))[:2]
-    assert len(check_op(op, problems=problems).checked) == len(problems)
+    problems = covering(map(op.problem_of, op.examples))
+    # so that the ops together have every dtype
+    problem = problems[BOX.index(op) % len(problems)]
+    assert len(check_op(op, problems=[problem]).checked) == 1
 
 
 @pytest.mark.thorough

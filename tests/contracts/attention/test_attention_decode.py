@@ -68,8 +68,15 @@ def same(found: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> None:
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("window", [-1, 0, 5])
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [
+        # C++ is compiled for each window
+        pytest.param(name, window, marks=pytest.mark.thorough if name.startswith("cpp") and not window else ())
+        for name in NAMES
+        for window in (-1, 0, 5)
+    ],
+)
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
 def test_each_token_sees_the_keys_up_to_its_own(name: str, window: int, softcap: float) -> None:
     q, keys, values = drawn(4, *SIZES)

@@ -179,10 +179,12 @@ BACKWARD: Mapping[str, tuple[Mutant, Mapping[str, Value]]] = {
 def test_tolerances_accept_the_reference_and_refuse_mutants(
     op: Op, mutants: Mapping[str, tuple[Mutant, Mapping[str, Value]]], dtype: str
 ) -> None:
-    for name, (mutant, more) in mutants.items():
+    for more in {str(more): more for _, more in mutants.values()}.values():
         dims = {**DIMS, **more, "dtype": dtype}
         assert accepted(op, dims, op.reference), dims
-        assert not accepted(op, dims, mutant), (dims, name)
+        for name, (mutant, of) in mutants.items():
+            if of == more:
+                assert not accepted(op, dims, mutant), (dims, name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -239,7 +241,7 @@ def _by_half_slopes(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: An
 
 FORMS: tuple[Mapping[str, Value], ...] = (
     {},
-    {"softcap": True, "span": 100, "q_len": 300},
+    {"softcap": True, "span": 100, "q_len": 120},
     {"causal": False, "mask": "additive"},
 )
 

@@ -64,7 +64,10 @@ def by_two_ops(
     ),
 )
 def test_it_is_the_rotation_and_the_append(name: str, is_neox: bool, dtype: torch.dtype) -> None:
-    for sizes, kind in itertools.product(SIZES, (torch.int32, torch.int64)):
+    for (place, sizes), (other, kind) in itertools.product(enumerate(SIZES), enumerate((torch.int32, torch.int64))):
+        # C++ is compiled for each size and form: the two styles together have all
+        if name.startswith("cpp") and (place + other + is_neox) % 2:
+            continue
         values = drawn(sizes, dtype)
         lengths = torch.randint(sizes[4] - sizes[1] + 1, (sizes[0],)).to(kind)
         positions = torch.randint(11, sizes[:2]).to(kind)
