@@ -181,9 +181,10 @@ class Contest:
     def refuse(self, name: str, fault: str) -> None:
         """Refuse an entrant that was found wrong in a block, however fast in other blocks.
 
-        A fault such as a full memory refuses no entrant: it says nothing about the candidate.
+        A fault such as a full memory refuses no entrant: it says nothing about the candidate. Nor does one of the copy
+        floor, which is no candidate.
         """
-        if fault.startswith(_WRONG):
+        if fault.startswith(_WRONG) and name != FLOOR:
             self.refused[self.incumbent.key if name == INCUMBENT_COPY else name] = fault
 
     @property

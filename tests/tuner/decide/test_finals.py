@@ -14,7 +14,7 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate
 from registry.implementation import Implementation
 from registry.problem import Problem
-from registry.tuner.decide.contest import DISTURBED, Contest
+from registry.tuner.decide.contest import DISTURBED, FLOOR, Contest
 from registry.tuner.decide.finals import CHANGED, Finals
 from registry.tuner.decide.judge import (
     ATTEMPTS,
@@ -556,6 +556,10 @@ def test_who_is_wrong_in_one_block_wins_nothing_however_fast_in_the_others(
     assert contest.challenged_by == [challenger.key]
     contest.refuse(challenger.key, "wrong_result: after timing: element 3 is 1, expected 2")
     assert contest.challenged_by == []
+    contest.refuse(FLOOR, "error: a process that another has changed")
+    assert [(one.key, outcome.message) for one, outcome in contest.found_wrong] == [
+        (challenger.key, "after timing: element 3 is 1, expected 2")
+    ]
     contest.refuse(INCUMBENT_COPY, "nondeterministic: two runs differ")
     assert incumbent.key in contest.refused
 
