@@ -49,8 +49,11 @@ Of 1447 candidates that were in the finals of three runs on an H200, one half wa
 1.14 times slower, and the farthest 1.42 times. A CPU's processes share their cores with other programs.
 """
 
-_WRONG: tuple[Status, ...] = ("wrong_result", "nondeterministic", "error")
-"""Prefixes of the faults of entrants that ran and were found wrong."""
+_WRONG: tuple[Status, ...] = ("wrong_result", "nondeterministic")
+"""Prefixes of the faults of entrants whose own outputs were found wrong."""
+_ERROR: Status = "error"
+"""Prefix of the faults of entrants that may not win, one of which may have been another's: a process that somebody has
+changed says this of all who were in it."""
 
 Met = Mapping[str, tuple[Candidate | None, Entrant]]
 """Entrants of a block by name, in the order in which the worker sets them up; the copy floor has no candidate."""
@@ -184,7 +187,7 @@ class Contest:
         A fault such as a full memory refuses no entrant: it says nothing about the candidate. Nor does one of the copy
         floor, which is no candidate.
         """
-        if fault.startswith(_WRONG) and name != FLOOR:
+        if fault.startswith((*_WRONG, _ERROR)) and name != FLOOR:
             self.refused[self.incumbent.key if name == INCUMBENT_COPY else name] = fault
 
     @property
@@ -296,7 +299,10 @@ class Contest:
 
     @property
     def found_wrong(self) -> Iterator[tuple[Candidate, Outcome]]:
-        """The candidates that a block found wrong, as outcomes of trials. Too little time alone proves nothing."""
+        """The candidates whose outputs a block found wrong, as outcomes of trials.
+
+        Neither too little time nor an error is told: the first proves nothing, and the second may be another's.
+        """
         for key, fault in self.refused.items():
             status = next((status for status in _WRONG if fault.startswith(status)), None)
             if status is not None:
@@ -305,16 +311,16 @@ class Contest:
     def follow_up(self, winner: str | None) -> Contest | None:
         """The contest that follows where finalists were refused; None where nobody is left who might win it.
 
-        With the next incumbent, if it was that; else with those that the search found faster than the ``winner``
-        (None: nobody won, which other finals would not change).
+        With the next incumbent, if its outputs were wrong; else with those that the search found faster than the
+        ``winner`` (None: nobody won). Errors are followed by none: run again.
         """
         findings, incumbent = self.findings, self.incumbent
         if incumbent.key in self.refused:
             behind = findings.incumbent()
-            if behind is None:
+            if behind is None or self.refused[incumbent.key].startswith(_ERROR):
                 return None
             incumbent = behind
-        elif not self.refused or winner is None:
+        elif winner is None or all(fault.startswith(_ERROR) for fault in self.refused.values()):
             return None
         left = [one for one in challengers(findings, incumbent) if one.key not in self.refused]
         if incumbent is self.incumbent and winner is not None:

@@ -232,12 +232,13 @@ class Finals:
         judged = list[tuple[Contest, Verdict]]()
         for contest in contests:
             verdict = self._judge(contest, known)
-            if not last and (next_one := contest.follow_up(verdict.winner if isinstance(verdict, Verdict) else None)):
+            following = None if last else contest.follow_up(verdict.winner if isinstance(verdict, Verdict) else None)
+            if following is not None:
                 told = "finalists were found wrong; finals of those behind them follow"
                 self._observe(Note(f"{contest.findings.plan.problem}: {told}"))
-                self._contests.append(next_one)
-            elif isinstance(verdict, Result):
-                yield verdict
+                self._contests.append(following)
+            elif isinstance(verdict, str):
+                yield self._undecided(contest, verdict)
             else:
                 judged.append((contest, verdict))
         winners = [(contest.findings, contest.candidates[verdict.winner]) for contest, verdict in judged]
@@ -257,20 +258,18 @@ class Finals:
         for contest, count in zip(self._contests, blocks_of_each(durations, self._known), strict=True):
             contest.fix_blocks(count)
 
-    def _judge(self, contest: Contest, noise: Noise) -> Verdict | Result:
-        """The verdict on a contest; a result without a winner if there can be no verdict."""
+    def _judge(self, contest: Contest, noise: Noise) -> Verdict | str:
+        """The verdict on a contest, or why there can be none; who was found wrong is stored as wrong."""
+        self._refuse_too_fast(contest)
+        for candidate, outcome in contest.found_wrong:
+            self._refute(contest.findings, candidate, outcome)
+        if wrong := contest.refused.get(contest.incumbent.key):
+            return f"its incumbent is wrong ({wrong})"
         if not contest.complete:
             mishap = self._mishaps.get(contest.findings.plan.problem, "")
-            return self._undecided(contest, "no finals block was completed" + (f" ({mishap})" if mishap else ""))
-        self._refuse_too_fast(contest)
-        for candidate, fault in contest.found_wrong:
-            self._refute(contest.findings, candidate, fault)
-        if wrong := contest.refused.get(contest.incumbent.key):
-            return self._undecided(contest, f"its incumbent is wrong ({wrong})")
+            return "no finals block was completed" + (f" ({mishap})" if mishap else "")
         verdict = judge(contest.incumbent.key, contest.challenged_by, contest.blocks, noise)
-        if disturbed := contest.disturbance(verdict.winner):
-            return self._undecided(contest, disturbed)
-        return verdict
+        return contest.disturbance(verdict.winner) or verdict
 
     def _publish(
         self, contest: Contest, verdict: Verdict, noise: Noise, transfers: Mapping[str, Transfer], *, last: bool

@@ -109,8 +109,12 @@ class Bench:
         wobble = [1 + 0.0004 * ((turn * 7) % 5 - 2) for turn in range(job.rounds)]
         times = tuple(tuple(one * wobble[(turn + place) % job.rounds] for turn in range(job.rounds))
                       for place, one in enumerate(us))  # fmt: skip
-        faults = tuple("" if one.role == "floor" else self.block_faults.get(label(one), "") for one in job.entrants)
-        return TimedBlock(times, faults, tuple((place,) * job.rounds for place in range(len(us))), 0.0)
+        # a pre-final does not look at outputs, and who is at fault has no times
+        named = ["floor" if one.role == "floor" else label(one) for one in job.entrants]
+        faults = tuple(self.block_faults.get(name, "") if job.verify else "" for name in named)
+        times = tuple(() if fault else each for each, fault in zip(times, faults, strict=True))
+        places = tuple((place,) * len(each) for place, each in enumerate(times))
+        return TimedBlock(times, faults, places, 0.0)
 
 
 def label(one: Entrant | Candidate) -> str:
@@ -602,6 +606,19 @@ def test_an_incumbent_that_is_found_wrong_in_the_blocks_is_replaced_by_the_next(
     result, _, _ = decide(planned, recorder, bench)
     assert (result.verdict, winner(recorder, planned)) == ("new", "chatters")
     assert result.statuses == {"ok": 3, "wrong_result": 1}
+
+
+def test_an_error_of_all_in_a_process_refutes_nobody_and_no_finals_follow(
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
+) -> None:
+    """Whoever has changed a process is not known: all who were in it, and the copy floor, get the same fault."""
+    recorder = recorders()
+    bench = Bench(FAST, block_faults=dict.fromkeys([*FAST, "floor"], "error: somebody replaced torch.empty"))
+    result, events, _ = decide(planned, recorder, bench, FAST)
+    assert result.reason.startswith("undecided: its incumbent is wrong (error: somebody")
+    assert len(bench.finals) == MOST_BLOCKS
+    assert result.statuses == {"ok": 4}
+    assert not any("follow" in event.message for event in events if isinstance(event, Note))
 
 
 def test_where_all_are_found_wrong_in_the_blocks_nothing_wins(
