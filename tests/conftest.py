@@ -1,10 +1,12 @@
 """Fixtures: a fresh catalog, a fresh store, and no trace in the user's own folders. And the two tiers of tests.
 
-Every change must pass what ``make test`` runs: each class of behaviour, each op and each implementation, once.
+Every change must pass what ``make test`` runs, in six minutes of two cores: each class of behaviour and each op.
 ``@pytest.mark.thorough`` is for what repeats that: further cells of a matrix (dtypes, architectures, kinds of inputs,
-instruction sets, seeds), a long way to a behaviour that a shorter test guards, too, further settings of a simulation.
-The only guard of a behaviour is not marked, however long it takes. ``make test-thorough`` runs both tiers, and
-tests/tiers.py marks all but one in each group of parameters.
+instruction sets, seeds), further settings of a simulation; and for what takes seconds where the parts have quick tests
+of their own: every kernel through a GPU's compiler, programs made by Inductor, runs that are killed, several devices,
+the site, a benchmark from end to end. ``@pytest.mark.few(number)`` leaves so many cases of a test to ``make test``,
+spread evenly, and tests/tiers.py one in each group of parameters. ``make test-thorough`` runs both tiers: before a
+release, and after a change to what is named here.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import pytest
 from .overhead import capture_root_logs, draw_few, draw_no_constants_of_ours, draw_the_same_each_time
 from .rewriting import rewrite_a_share
 from .sharing import place_of
+from .tiers import spread
 
 # nothing of ours at the start: the process that hands out tests to the others would import torch, too, and runs none
 if TYPE_CHECKING:
@@ -76,7 +79,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
     yield
     if not _asks_for_thorough(metafunc.config):
         quick = [case for case in metafunc._calls if not any(mark.name == "thorough" for mark in case.marks)]
-        metafunc._calls[:] = quick or metafunc._calls[:1]
+        few = metafunc.definition.get_closest_marker("few")
+        metafunc._calls[:] = spread(quick or metafunc._calls[:1], few.args[0] if few else len(metafunc._calls))
 
 
 def _asks_for_thorough(config: pytest.Config) -> bool:

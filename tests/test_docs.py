@@ -68,6 +68,7 @@ LEAVE_NOTHING = ("README.md", "pytorch.md", "quantized-checkpoints.md", "transfo
 
 
 @pytest.mark.parametrize(("page", "code"), list(marked(named=False)))
+@pytest.mark.few(4)
 def test_a_script_in_the_guides_runs(page: str, code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text(code)
@@ -155,6 +156,7 @@ def test_shapes_in_the_guides_load(tmp_path: Path, catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.few(2)
 def test_the_shapes_in_the_box_load_and_cover_every_op_of_it(path: Path, catalog: Catalog) -> None:
     shapes, ops = load_shapes(path, catalog), {name: catalog.op(name) for name in catalog.ops() if "::" not in name}
     # gradients are for training, which is no laptop's work

@@ -135,6 +135,7 @@ def test_a_contract_agrees_with_itself(catalog: Catalog, name: str) -> None:
 
 @pytest.mark.parametrize("most", [2, pytest.param(None, marks=THOROUGH, id="all")])
 @pytest.mark.parametrize("name", OPS)
+@pytest.mark.few(6)
 def test_an_implementation_is_right(catalog: Catalog, name: str, most: int | None) -> None:
     """On the op's examples, or on ``most`` of those that differ."""
     implementation, op = catalog.implementation(name, OPS[name]), catalog.op(name)
@@ -245,6 +246,7 @@ for op in ("acme::layer_norm", "acme::fused_add_rms_norm"):
 """
 
 
+@pytest.mark.thorough
 def test_its_triton_kernels_are_right_in_the_interpreter(package: Path, tmp_path: Path) -> None:
     path = os.pathsep.join([str(package), str(ROOT), str(ROOT / "plugins")])
     done = fresh.run("-c", TRITON, env={**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"}, cwd=tmp_path)

@@ -172,6 +172,7 @@ np.testing.assert_array_equal(z, x.ravel() ** 2)
 """
 
 
+@pytest.mark.thorough
 def test_its_cuda_kernels_are_right_in_numbas_simulator(tmp_path: Path) -> None:
     environ = {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(EXAMPLE)}
     _run(sys.executable, "-W", "error", "-c", SIMULATED, cwd=tmp_path, **environ)

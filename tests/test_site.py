@@ -77,6 +77,7 @@ def pages_of(site: Path) -> dict[Path, SitePage]:
     return {path: SitePage(path) for path in sorted(site.rglob("*.html")) if path.name != "404.html"}
 
 
+@pytest.mark.thorough
 def test_links_and_resources_lead_to_files_and_anchors_of_the_site(site: Path) -> None:
     pages = pages_of(site)
     assert len(pages) > 20
@@ -98,6 +99,7 @@ def test_every_page_of_the_documentation_is_in_the_navigation() -> None:
     assert named == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}, "see nav in mkdocs.yml"
 
 
+@pytest.mark.thorough
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     named = re.findall(r"^::: registry\.(\w+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
     assert sorted(named) == sorted([*registry.__all__, "testing"])

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import pytest
 
 THOROUGH = pytest.mark.thorough
+
+_Case = TypeVar("_Case")
+
+
+def spread(cases: Sequence[_Case], count: int) -> list[_Case]:
+    """``count`` of the cases at even distances, the first among them; all if there are no more."""
+    number = min(count, len(cases))
+    return [cases[place * len(cases) // number] for place in range(number)]
 
 
 def one_of_each(cases: Iterable[Any], key: Callable[..., object] = lambda *values: None) -> list[Any]:

@@ -57,6 +57,7 @@ for op in Catalog().ops().values():
 """
 
 
+@pytest.mark.thorough
 def test_planning_imports_nothing_of_torchs_compiler() -> None:
     done = fresh.run("-c", LIGHT, limit_s=120)
     assert done.returncode == 0, done.stderr

@@ -41,6 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, catalog: Catalog) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_ruff_has_nothing_to_say(made: Path) -> None:
     for words in (["check"], ["format", "--check"]):
         command = [sys.executable, "-m", "ruff", *words, "--no-cache", str(made)]
@@ -48,6 +49,7 @@ def test_ruff_has_nothing_to_say(made: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.thorough
 def test_mypy_has_nothing_to_say(made: Path, tmp_path: Path) -> None:
     """With this repository's settings, which are as strict, and with its cache: torch alone takes 18 s to check."""
     packages = {path.parent.name: path.parents[1] for path in sorted(made.glob("*/registry_*/__init__.py"))}

@@ -62,6 +62,7 @@ def test_the_shipped_noise_is_that_of_whole_finals(measured: Sequence[Measured])
 
 
 @pytest.mark.parametrize(("kind", "runs"), one_of_each([("twin", 10), ("twin", 20), ("real", 20)]))
+@pytest.mark.thorough
 def test_the_rule_keeps_its_promises_on_measured_noise(seeded: Callable[[int], World], kind: str, runs: int) -> None:
     """Of 240 or 480 decisions each; benchmarks.finals_simulation prints the rates of thousands."""
     assert simulate(seeded(3), TOGETHER_24, kind, 3, gain=False, runs=runs).rate() <= FALSE_WINS
@@ -80,6 +81,7 @@ def test_the_table_names_the_blocks_and_the_decisions(seeded: Callable[[int], Wo
     assert len(lines) == 4 + 2 * 4
 
 
+@pytest.mark.thorough
 def test_each_number_of_blocks_has_its_line(measured: Sequence[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finals_simulation, "BY_BLOCKS", (BY_BLOCKS[2], BY_BLOCKS[-1]))
     lines = table_by_blocks(measured, 0, 1)
@@ -87,6 +89,7 @@ def test_each_number_of_blocks_has_its_line(measured: Sequence[Measured], monkey
     assert lines[-1].startswith(f"| 1 below 10 µs alone, after 24 above 200 µs | {MOST_BLOCKS} | ")
 
 
+@pytest.mark.thorough
 def test_each_shift_has_six_rows_of_a_problem_noisier_than_its_batch(
     measured: Sequence[Measured], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +110,7 @@ def test_a_noisy_problem_beside_usual_ones_is_decided_rightly(seeded: Callable[[
     assert found.holds_elsewhere >= 0.94
 
 
+@pytest.mark.thorough
 def test_finals_have_the_blocks_of_a_run_unless_told(seeded: Callable[[int], World]) -> None:
     world = seeded(0)
     elsewhere = simulate(world, Setting(1, elsewhere=True), "real", 1, gain=False, runs=4)

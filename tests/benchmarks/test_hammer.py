@@ -23,6 +23,7 @@ def _one_core() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("forced", "seconds"), one_of_each([(True, 0.3), (True, 1.0), (False, 1.0)]))
+@pytest.mark.thorough
 def test_no_result_is_wrong_and_nobody_stands_still(forced: bool, seconds: float) -> None:
     dispatcher = Dispatcher(Catalog())
     work = cases(dispatcher, "cpu", (1, 3, 8), statics=1)

@@ -16,6 +16,7 @@ from ..tiers import one_of_each
 OPTIONS = ["--device", "cpu", "--small", "--calls", "1", "--backend", "aot_eager"]
 
 
+@pytest.mark.thorough
 def test_a_layer_is_right_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert llama_block.main([*OPTIONS, "--tokens", "1", "5", "--write", str(tmp_path)]) == 0
     said = capsys.readouterr()
@@ -27,6 +28,7 @@ def test_a_layer_is_right_in_every_form(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("op", one_of_each(["rms_norm", "softmax", "gemm_int4"]))
+@pytest.mark.few(1)
 def test_an_op_that_is_a_little_wrong_is_noticed(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = registry.call
 

@@ -46,6 +46,7 @@ def publish(file: Path, implementation: str, *shapes: tuple[int, int], baselines
     return str(file)
 
 
+@pytest.mark.thorough
 def test_a_call_is_raced_against_the_own_winner_and_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unseen_shapes, "ROUNDS", 5)
     seen = publish(tmp_path / "seen.db", "torch.compile", (64, 512), baselines={"torch.native": 1.4, "cpp.rows": 9.0})

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.models import untuned_step
 
 
+@pytest.mark.thorough
 def test_each_way_has_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     medians = untuned_step.main(["--keys", "520", "--layers", "1", "--steps", "1", "--dtype", "float32"])
     assert [*medians] == ["plain", "rules", "declared", "torch"]

@@ -66,6 +66,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield found
 
 
+@pytest.mark.thorough
 def test_a_browser_gets_the_page_the_studies_and_the_trials(url: str) -> None:
     assert b"<html" in fetched(f"{url}dashboard/")
     studies = json.loads(fetched(f"{url}api/studies"))["study_summaries"]

@@ -84,6 +84,7 @@ def _what_it_does(command: str) -> str:
 
 
 @pytest.mark.parametrize("command", one_of_each(COMMANDS, _what_it_does))
+@pytest.mark.few(1)
 def test_a_command_runs_where_nothing_of_ours_is_imported(command: str, folder: Path) -> None:
     started = _started("registry", [command, *COMMANDS[command]], folder)
     assert "Traceback" not in started.stderr, started.stderr

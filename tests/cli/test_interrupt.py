@@ -92,6 +92,7 @@ kernel_registry.{program}()
 
 
 @pytest.mark.parametrize(("program", "option", "code"), [("tune", "--help", 0), ("registry", "--absent", 2)])
+@pytest.mark.few(1)
 def test_ctrl_c_while_the_program_ends_changes_nothing(program: str, option: str, code: int) -> None:
     done = fresh.run("-c", INTERRUPTED_AT_THE_END.format(program=program, option=option), limit_s=120, taken_apart=True)
     assert done.returncode == code

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .. import fresh
 from ..report.records import fill
 
@@ -22,6 +24,7 @@ for words in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.thorough
 def test_commands_about_what_is_stored_import_no_torch(tmp_path: Path) -> None:
     where, file = ["--db", str(fill(tmp_path / "tuning.db"))], str(tmp_path / "export.jsonl")
     commands = [

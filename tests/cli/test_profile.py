@@ -51,6 +51,7 @@ def test_problems_are_timed_by_op_and_implementation(command: Command, tmp_path:
     assert all(row["floor_us"] > 0 and row["median_us"] > 0 and 0 < row["share"] <= 1 for row in rows)
 
 
+@pytest.mark.thorough
 def test_a_program_is_profiled_to_its_end_and_its_exit_code_passed_on(command: Command, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)

@@ -151,6 +151,7 @@ def test_the_environment_is_told(page: str) -> None:
     assert "decided" not in run[3], "what the noise rests on is for the next run"
 
 
+@pytest.mark.thorough
 def test_thousands_of_trials_make_a_page_that_can_be_mailed(command: Command, tmp_path: Path) -> None:
     path, out = tmp_path / "large.db", tmp_path / "out.html"
     with Store.open(path) as store:

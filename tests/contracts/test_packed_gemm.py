@@ -134,6 +134,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("problem", "compute"), one_of_each(CASES, lambda problem, compute: (problem.op, compute)))
+@pytest.mark.few(46)
 def test_a_mutant_is_refused_by_some_kind(problem: Problem, compute: Callable[..., Any]) -> None:
     assert any(not verdict.ok for _, verdict in verdicts(OPS[problem.op], problem, compute))
 

@@ -142,6 +142,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("place", "compute"), CASES)
+@pytest.mark.few(28)
 def test_a_mutant_is_refused_by_some_kind(place: int, compute: Computation) -> None:
     assert not all(verdict.ok for verdict in verdicts(place, compute).values())
 

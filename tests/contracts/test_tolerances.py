@@ -158,6 +158,7 @@ OUTPUTS = [
         lambda key, place, mutant: (problems()[key].op, place, mutant),
     ),
 )
+@pytest.mark.few(48)
 def test_an_output_mutant_is_refused_by_some_kind(key: str, place: int, mutant: str) -> None:
     problem = problems()[key]
     op = BY_NAME[problem.op]
@@ -591,6 +592,7 @@ def _of_an_op(op: Op, problem: Problem, compute: Computation) -> object:
 
 
 @pytest.mark.parametrize(("op", "problem", "compute"), one_of_each(cases(MUTANTS), _of_an_op))
+@pytest.mark.few(60)
 def test_a_mutant_is_refused_by_some_kind(op: Op, problem: Problem, compute: Computation) -> None:
     assert any(not verdict.ok for _, verdict in verdicts(op, problem, compute))
 

@@ -240,6 +240,7 @@ def test_own_error_is_the_references_rounding_in_the_arguments_dtype() -> None:
     ids=lambda value: getattr(value, "name", value),
 )
 @pytest.mark.parametrize("places", [3, pytest.param(7, marks=pytest.mark.thorough)])
+@pytest.mark.few(8)
 def test_bounds_accept_what_the_rule_accepts_and_never_more(op: Op, dtype: str, places: int) -> None:
     problem = op.problem_of(next(example for example in op.examples if example["dtype"] == dtype))
     for kind in op.kinds:

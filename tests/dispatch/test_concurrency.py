@@ -177,6 +177,7 @@ def test_a_forked_child_calls_even_where_a_lock_was_held(dispatcher: Dispatcher,
     assert process.exitcode == 0
 
 
+@pytest.mark.thorough
 def test_a_spawned_child_calls(tmp_path: Path) -> None:
     code = (
         "import multiprocessing, torch, registry\n"

@@ -38,6 +38,7 @@ def tuned(dispatcher: Dispatcher, publish: Callable[..., Decision]) -> Dispatche
     return dispatcher
 
 
+@pytest.mark.thorough
 def test_the_tuned_size_has_a_kernel_of_its_own_and_other_sizes_do_not_take_its_winner(
     tuned: Dispatcher, told: Any
 ) -> None:

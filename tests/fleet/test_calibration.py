@@ -124,6 +124,7 @@ def slow_times(*_: object) -> dict[str, float]:
 
 @pytest.mark.usefixtures("few_blocks", "own_lock")
 @pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
 def test_a_slow_or_broken_device_is_set_aside_although_its_lease_is_lost(
     file_queue: JobQueue, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:

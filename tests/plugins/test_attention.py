@@ -190,6 +190,7 @@ def test_triton_compiles_every_form(key: str, dims: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("key", "device"), LOADED)
+@pytest.mark.thorough
 def test_the_most_that_is_loaded_ahead_fits_in_shared_memory(key: str, device: Device) -> None:
     op, implementation = key.partition(" ")[0], IMPLEMENTATIONS[key]
     problem = problem_of(op, {**HEADS, "batch": 2, "q_len": 2048, "kv_len": 2048, "mask": "additive"})

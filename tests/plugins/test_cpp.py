@@ -75,6 +75,7 @@ class Posed:
 
 @EACH
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.few(6)
 def test_defaults_are_right_with_every_input_kind(implementation: CppImplementation) -> None:
     # of one dtype: each is compiled anew. The implementations together have all of them
     every = covering(problems(implementation))
@@ -116,6 +117,7 @@ SMALL |= {"CppGemv": {"m": 1, **_PACKED}, "CppGemm": {"m": 11, **_PACKED}}
 
 
 @EACH
+@pytest.mark.few(4)
 def test_a_configuration_far_from_the_default_is_right_with_every_input_kind(implementation: CppImplementation) -> None:
     # of one dtype: each is compiled anew. The implementations together have all of them
     dtypes = sorted({str(problem.dtype) for problem in problems(implementation)})
@@ -173,6 +175,7 @@ def test_the_default_is_a_point_of_the_space(implementation: CppImplementation) 
 
 @EACH
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.few(10)
 def test_unaligned_views_are_right(implementation: CppImplementation, stream: bool) -> None:
     op = OPS[implementation.op]
     problem = op.problem_of({**SMALL[type(implementation).__name__], "dtype": "bfloat16"})
@@ -306,6 +309,7 @@ class Portable(CppGelu):
     ("dtype", "architecture"),
     one_of_each(itertools.product(ELEMENT_TYPES, ("x86-64-v3", "x86-64")), lambda dtype, architecture: architecture),
 )
+@pytest.mark.few(1)
 def test_other_instruction_sets_give_the_same_numbers(architecture: str, dtype: str) -> None:
     if architecture == "x86-64-v3" and "AVX" not in CPU.architecture:
         pytest.skip("this machine has no AVX2")

@@ -120,5 +120,6 @@ class Avx2Int4(CppGemmInt4):
 
 @pytest.mark.skipif(bool(missing("avx2")), reason="names an x86-64 instruction set")
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.thorough
 def test_weights_are_right_on_avx2() -> None:
     assert check_implementation(Avx2Int4(), OPS["gemm_int4"], problems=[{**INT4, "m": 3}], device="cpu").ok

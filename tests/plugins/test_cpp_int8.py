@@ -69,11 +69,13 @@ BLOCKS: tuple[Dims, ...] = tuple(
     ids=lambda one: one if isinstance(one, str) else "",
 )
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.few(2)
 def test_odd_sizes_and_all_groups_are_right(name: str, op: str, problems: tuple[Dims, ...]) -> None:
     assert check_implementation(form(name, op), OPS[op], problems=problems, device="cpu").ok
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.few(2)
 def test_sums_of_int8_are_exact(name: str) -> None:
     op, m, k = OPS["scaled_mm"], 35, 1000
     generator = torch.Generator().manual_seed(5)

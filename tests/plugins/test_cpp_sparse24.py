@@ -28,6 +28,7 @@ DIMS: Mapping[str, Value] = {"n": 83, "k": 140, "bias": True, "dtype": "float32"
 # configurations of float32 are tried at another odd size below
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.thorough), "float16", "bfloat16"])
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.few(1)
 def test_each_dtype_is_right_at_odd_sizes(dtype: str) -> None:
     problems = [{**DIMS, "m": 5, "dtype": dtype}]
     assert check_implementation(CppGemmSparse24(), SPARSE24, problems=problems, device="cpu").ok
@@ -48,6 +49,7 @@ def _sizes(config: Config) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.thorough)])
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.thorough
 def test_every_configuration_is_within_the_tolerance(dtype: str) -> None:
     implementation = CppGemmSparse24()
     problem = SPARSE24.problem_of({**DIMS, "k": 2200, "m": 11, "dtype": dtype})
@@ -88,6 +90,7 @@ def test_panels_hold_each_column_in_its_lane() -> None:
     assert not values[:, 10:].any()
 
 
+@pytest.mark.thorough
 def test_bits_behind_k_are_not_read() -> None:
     """The last word of a row names places for fours that there are not."""
     w = registry.sparsify24(torch.randn(16, 12))
@@ -125,6 +128,7 @@ class PlainSparse24(Avx2Sparse24):
     ],
 )
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.thorough
 def test_older_instruction_sets_are_right(form: type[Avx2Sparse24], dtype: str) -> None:
     problems = [{**DIMS, "m": 3, "dtype": dtype}]
     assert check_implementation(form(), SPARSE24, problems=problems, device="cpu").ok

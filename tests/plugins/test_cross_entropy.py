@@ -48,6 +48,7 @@ def check(op: Op, implementation: Implementation, config: Config, problem: Probl
     ),
 )
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["one", "all"])
+@pytest.mark.few(1)
 def test_every_configuration_in_cpp_is_right(
     op: Op, implementation: Implementation, reduction: str, weight: bool, every: bool
 ) -> None:
@@ -69,6 +70,7 @@ def test_every_configuration_in_cpp_is_right(
         lambda op, implementation, dtype: op.name,
     ),
 )
+@pytest.mark.few(1)
 def test_short_and_single_rows_in_cpp_are_right(op: Op, implementation: Implementation, dtype: str) -> None:
     for rows, cols in ((1, 1), (3, 7), (1, 9001)):
         problem = op.problem_of({"rows": rows, "cols": cols, "reduction": "sum", "weight": True, "dtype": dtype})
@@ -84,6 +86,7 @@ def test_short_and_single_rows_in_cpp_are_right(op: Op, implementation: Implemen
         (CROSS_ENTROPY_BACKWARD, "none", True),
     ],
 )
+@pytest.mark.thorough
 def test_what_inductor_makes_is_right(catalog: Catalog, op: Op, reduction: str, weight: bool) -> None:
     dims: dict[str, Value] = {"rows": 5, "cols": 333, "reduction": reduction, "weight": weight}
     problem = op.problem_of({**dims, "dtype": "bfloat16"})
@@ -110,6 +113,7 @@ VARIANTS: tuple[Mapping[str, Any], ...] = (
         lambda key, dims: key,
     ),
 )
+@pytest.mark.few(1)
 def test_triton_compiles_every_reduction_with_a_weight_and_without(key: str, dims: Mapping[str, Any]) -> None:
     op, implementation = key.partition(" ")[0], IMPLEMENTATIONS[key]
     problem = problem_of(op, {"rows": 16, "cols": 16384 if key.endswith("split") else 4096, **dims})
@@ -125,6 +129,7 @@ def test_triton_compiles_every_reduction_with_a_weight_and_without(key: str, dim
 
 
 @pytest.mark.parametrize("weight", [pytest.param(False, marks=pytest.mark.thorough), True])
+@pytest.mark.thorough
 def test_the_most_that_is_loaded_ahead_fits_in_shared_memory(weight: bool) -> None:
     implementation = IMPLEMENTATIONS["cross_entropy triton.online"]
     problem = problem_of("cross_entropy", {"rows": 16, "cols": 128256, "reduction": "none", "weight": weight})

@@ -55,6 +55,7 @@ def compile_config(implementation: Implementation, problem: Problem, device: Dev
         for device, architecture in ((A100, "sm_80"), (H200, "sm_90a"))
     ],
 )
+@pytest.mark.few(3)
 def test_defaults_over_rows_compile(implementation: Implementation, device: Device) -> None:
     compile_over_rows(implementation, device, LENGTHS[ROWS.index(implementation) % len(LENGTHS)])
 
@@ -242,6 +243,7 @@ def c_arguments(launch: Launch, values: dict[str, object]) -> tuple[str, list[ob
 @pytest.mark.parametrize(
     ("implementation", "dims", "config"), CASES, ids=[f"{i.op}-{i.name}-{dims['dtype']}" for i, dims, _ in CASES]
 )
+@pytest.mark.few(5)
 def test_kernels_are_right_on_every_input_kind(
     implementation: Implementation, dims: dict[str, Value], config: dict[str, int], folder: Path
 ) -> None:

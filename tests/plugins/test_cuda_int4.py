@@ -134,6 +134,7 @@ COMPILED = [
         for device, architecture in ((A100, "sm_80"), (H200, "sm_90a"))
     ],
 )  # fmt: skip
+@pytest.mark.few(2)
 def test_what_is_compiled_spills_nothing(
     m: int, n: int, k: int, group_size: int, config: Config, device: Device
 ) -> None:
@@ -202,6 +203,7 @@ SOURCES = (("packed", 1, 2), ("factors", 2, 4))
         for place, case in enumerate(CASES)
     ],
 )
+@pytest.mark.few(1)
 def test_the_kernel_is_right_on_every_input_kind(problem: Problem, config: Config, tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed")

@@ -37,6 +37,7 @@ NOTHING = Signature(Arguments("", {}), {})
         for filters in ((True, True), (True, False), (False, True), (False, False))
     ],
 ))  # fmt: skip
+@pytest.mark.few(1)
 def test_defaults_compile_and_fit(
     device: Device, cols: int, dtype: str, filters: tuple[bool, bool], aligned: bool
 ) -> None:
@@ -111,6 +112,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("rows", "cols", "dtype", "filters", "config"), one_of_each(CASES, lambda rows, cols, *_: cols > 1028)
 )
+@pytest.mark.few(1)
 def test_the_kernel_is_right_on_every_kind_of_inputs(
     rows: int, cols: int, dtype: str, filters: tuple[bool, bool], config: Config, folder: Path
 ) -> None:
@@ -164,6 +166,7 @@ def special_rows(cols: int) -> Iterator[torch.Tensor]:
 @pytest.mark.parametrize(("cluster", "dtype"), one_of_each(
     [(cluster, dtype) for cluster in (4, 1) for dtype in ("float32", "bfloat16", "float16")]
 ))  # fmt: skip
+@pytest.mark.thorough
 def test_long_lists_full_bins_and_ties(cluster: int, dtype: str, folder: Path) -> None:
     cols = 4100
     rows = torch.stack(list(special_rows(cols))).clamp(-60000.0, 60000.0 if dtype == "float16" else 3e38)

@@ -114,6 +114,7 @@ FINE = {"warned": False, "spills": False}
 
 
 @pytest.mark.parametrize("scales", ["", "row", "block"])
+@pytest.mark.few(1)
 def test_defaults_neither_spill_nor_serialise_their_products(scales: str) -> None:
     product = scaled(4096, 7168, 2048, scales) if scales else linear(4096, 7168, 2048)
     assert told(product, product[0].default(product[1], H200)) == FINE

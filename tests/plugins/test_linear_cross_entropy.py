@@ -47,6 +47,7 @@ def test_chunks_are_right_where_several_are_needed(op: Op, dtype: str, catalog: 
 
 @EACH
 @pytest.mark.parametrize("name", ["torch.native", "torch.chunked"])
+@pytest.mark.few(2)
 def test_sums_of_many_rows_are_right(op: Op, name: str, catalog: Catalog) -> None:
     dims: dict[str, Value] = {"rows": 600, "cols": 2000, "k": 64, "reduction": "mean", "bias": False}
     problem, one = op.problem_of({**dims, "dtype": "float32"}), catalog.implementation(op.name, name)
@@ -104,6 +105,7 @@ def test_all_logits_are_refused_where_they_take_much_of_the_memory(op: Op, catal
     ("op", "kind"),
     one_of_each([(op, kind) for op in BOTH for kind in ("masked", "outside", "ignored", "smoothed")]),
 )
+@pytest.mark.thorough
 def test_what_inductor_makes_is_right(op: Op, kind: str, catalog: Catalog) -> None:
     dims: dict[str, Value] = {"rows": 5, "cols": 333, "k": 16, "reduction": "mean", "bias": True, "dtype": "bfloat16"}
     check(op, catalog.implementation(op.name, "torch.compile"), {}, op.problem_of(dims), kind)

@@ -316,6 +316,7 @@ def test_every_implementation_has_a_typical_problem() -> None:
 
 
 @pytest.mark.parametrize(("key", "device"), COMPILED)
+@pytest.mark.few(8)
 def test_the_default_compiles_without_spilling(key: str, device: Device) -> None:
     implementation = IMPLEMENTATIONS[key]
     problem = problem_of(key.partition(" ")[0], TYPICAL[key])
@@ -327,6 +328,7 @@ def test_the_default_compiles_without_spilling(key: str, device: Device) -> None
 
 
 @pytest.mark.parametrize("key", MIXED)
+@pytest.mark.few(2)
 def test_halves_beside_float32_compile(key: str) -> None:
     op, implementation = OPS[key.partition(" ")[0]], IMPLEMENTATIONS[key]
     problem = problem_of(op.name, TYPICAL[key])
@@ -349,6 +351,7 @@ def test_halves_beside_float32_compile(key: str) -> None:
     ),
     ids=str,
 )
+@pytest.mark.few(1)
 def test_one_gradient_alone_compiles(key: str, needs: tuple[bool, bool]) -> None:
     implementation, whole = IMPLEMENTATIONS[key], problem_of("rms_norm_backward", TYPICAL[key])
     config = implementation.default(whole, H200)
@@ -483,6 +486,7 @@ def test_reasons_are_told(key: str, dims: Mapping[str, Any], traits: Mapping[str
 
 
 @pytest.mark.parametrize("key", one_of_each([key for key in TYPICAL if key.startswith(("scaled", "quantize"))], _op_of))
+@pytest.mark.few(1)
 def test_float8_compiles_where_a_gpu_has_it_and_is_refused_elsewhere(key: str) -> None:
     implementation = IMPLEMENTATIONS[key]
     narrow = {"out_dtype" if key.startswith("quantize") else "dtype": "float8_e4m3fn"}

@@ -49,6 +49,7 @@ def assembly(artifact: Artifact) -> str:
 
 
 @pytest.mark.parametrize(("dims", "dtype"), OFTEN)
+@pytest.mark.thorough
 def test_the_largest_configuration_fits_and_was_counted(dims: Mapping[str, Any], dtype: str) -> None:
     form, problem = WholeDecode(), problem_of("attention_decode", {**DECODE, **dims}, dtype)
     tile = _Tile.of(problem)
@@ -59,6 +60,7 @@ def test_the_largest_configuration_fits_and_was_counted(dims: Mapping[str, Any],
 
 # the split form in bfloat16 is what test_triton.py compiles, too
 @pytest.mark.parametrize(("kv", "dtype"), [({}, "bfloat16"), pytest.param(FLOAT8, "float32", marks=THOROUGH)], ids=str)
+@pytest.mark.thorough
 def test_the_two_forms_need_as_much(kv: Mapping[str, Any], dtype: str) -> None:
     dims = {**kv, "page": 16, "batch": 1}
     config = default(SplitKvDecode(), dims, dtype)

@@ -37,6 +37,7 @@ def compiled(form: WholeMlaDecode | SplitMlaDecode, dims: Mapping[str, Any], dty
         )
     ]
 ))  # fmt: skip
+@pytest.mark.thorough
 def test_the_largest_configuration_fits_and_was_counted(dims: Mapping[str, Any], dtype: str) -> None:
     form, problem = WholeMlaDecode(), problem_of("mla_decode", {**MLA, **dims}, dtype)
     tile = LatentTile.of(problem)

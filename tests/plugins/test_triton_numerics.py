@@ -130,8 +130,8 @@ def config_of(implementation: Implementation, problem: Problem, device: Device, 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 @pytest.mark.parametrize(("name", "place"), CASES)
 def test_numerics(name: str, place: int) -> None:
-    # the default and two other configurations, of three problems and with three kinds of inputs
-    check_rounds(name, place, 3)
+    # the default and another configuration, of two problems and with two kinds of inputs
+    check_rounds(name, place, 2)
 
 
 @pytest.mark.thorough

@@ -37,6 +37,7 @@ def test_the_database_may_be_away(database: str, released: str, monkeypatch: pyt
     assert winner(database) == FIRST
 
 
+@pytest.mark.thorough
 def test_a_servers_release_is_read_once_on_a_machine(postgresql_url: str, win: Win) -> None:
     release_id = release(postgresql_url, win)
     found = release_named("one", postgresql_url)

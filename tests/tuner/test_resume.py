@@ -225,6 +225,7 @@ def changed_at(path: Path) -> int:
         return 0
 
 
+@pytest.mark.thorough
 def test_a_run_killed_in_its_search_or_its_finals_goes_on_where_it_was(runs: Runs) -> None:
     moments = Moments(SEED, runs.imports_s)
     kill_and_go_on(runs, moments, moments.main_stages)

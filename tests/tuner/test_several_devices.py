@@ -108,6 +108,7 @@ def test_two_share_the_problems_and_find_the_winners_that_one_finds(rogues: Cata
             assert {row.block for row in store.finals(winner.uid)}, "finals were held wherever a worker was idle"
 
 
+@pytest.mark.thorough
 def test_each_hardware_tunes_all_problems_at_the_same_time(rogues: Catalog, tmp_path: Path) -> None:
     problems = PROBLEMS[:1]
     results, events = run(rogues, tmp_path / "run.db", CPU, OTHER, problems=problems)
@@ -144,6 +145,7 @@ def test_ctrl_c_ends_all_and_the_same_command_goes_on(rogues: Catalog, tmp_path:
     assert tried_on(events).total() <= 2 * len(results) - kept
 
 
+@pytest.mark.thorough
 def test_a_time_limit_holds_for_all(rogues: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("registry.tuner.search.loop._ACTIVE_PROBLEMS", 1)
     problems = tuple(Problem("square", {"n": n, "dtype": "float32"}) for n in range(10_001, 10_005))

@@ -100,6 +100,7 @@ def test_of_two_winners_the_later_stays_whichever_comes_first(tmp_path: Path, ma
 
 
 @pytest.mark.parametrize("url", one_of_each(["sqlite", "postgresql"]), indirect=True)
+@pytest.mark.thorough
 def test_more_decisions_of_a_run_that_is_nowhere_than_are_added_together_are_refused(
     store: Store, make: Any, tmp_path: Path
 ) -> None:

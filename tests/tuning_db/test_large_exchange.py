@@ -218,6 +218,7 @@ def peak(action: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.thorough
 def test_neither_an_import_nor_an_export_holds_what_it_moves(
     exported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

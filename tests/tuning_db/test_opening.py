@@ -265,6 +265,7 @@ READ_RESULT = ["1 1", " can only be read"] * 3
 
 
 @pytest.mark.parametrize("folder_mode", [0o555, 0o777])
+@pytest.mark.few(1)
 def test_a_read_only_file_can_be_read(open_folder: Path, file: Path, script: Script, folder_mode: int) -> None:
     path = open_folder / "tuning.db"
     path.write_bytes(file.read_bytes())

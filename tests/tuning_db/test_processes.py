@@ -39,6 +39,7 @@ def test_eight_processes_open_one_cold_file_and_lose_nothing(
         assert (counts.runs, counts.problems, counts.decisions, counts.winners) == (8, 1, 8, 1)
 
 
+@pytest.mark.thorough
 def test_several_processes_fill_one_cold_server(postgresql_url: str, environment_variables: dict[str, str]) -> None:
     results = write_together(postgresql_url, 4, 6, environment_variables)
     assert sorted(results) == ["lost"] * 3 + ["won"]
@@ -63,6 +64,7 @@ with Store.open(sys.argv[1]) as store:
 """
 
 
+@pytest.mark.few(1)
 def test_a_forked_child_and_its_parent_both_go_on(url: str, environment_variables: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING, url],

@@ -63,6 +63,7 @@ def test_what_is_stored_over_a_restart_is_stored_once(folder: Path, make: Any) -
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.thorough
 def test_a_server_that_stays_away_ends_the_patience(folder: Path, make: Any) -> None:
     with serving(folder):
         store = Store.open(f"postgresql://tuner@/postgres?host={folder}")

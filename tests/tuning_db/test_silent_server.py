@@ -117,6 +117,7 @@ def test_a_client_that_is_cut_off_within_a_transaction_holds_its_locks_no_longer
     assert fleet.takes(one).op == "softmax"
 
 
+@pytest.mark.thorough
 def test_a_process_that_stood_still_within_a_transaction_may_repeat_it(postgresql_url: str) -> None:
     with JobQueue.open(postgresql_url, silence_s=SILENCE_S) as queue:
 

@@ -43,6 +43,7 @@ def winners_of(snapshot: Snapshot) -> list[StoredWinner]:
     return [snapshot.winner(place) for place in range(snapshot.count)]
 
 
+@pytest.mark.few(1)
 def test_the_winners_are_those_of_the_store(url: str, store: Store, make: Any) -> None:
     run = store.start_run(make.environment)
     for rows in range(1, 30):

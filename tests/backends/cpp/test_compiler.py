@@ -145,6 +145,7 @@ def test_a_link_inside_the_cache_is_refused(cache: Path, tmp_path: Path) -> None
         build(unit(), (), "answer")
 
 
+@pytest.mark.thorough
 def test_processes_that_compile_the_same_at_once_all_succeed(cache: Path) -> None:
     code = (
         "import os; from registry.backends.cpp.compiler import build, load\n"

@@ -106,6 +106,7 @@ def test_several_launches_run_in_order() -> None:
     assert artifacts[0].path == artifacts[1].path  # the number is an argument, not part of the variant
 
 
+@pytest.mark.thorough
 def test_a_thread_count_is_an_upper_bound_and_the_shares_cover_everything() -> None:
     one, many = parts(1), parts(8)
     assert one[0] == 10
@@ -167,7 +168,7 @@ def test_threads_call_the_same_kernel_at_once() -> None:
 def test_bad_source_shows_the_compilers_first_lines() -> None:
     fault = refusal("void f(float *y) { *y = undeclared; }")
     assert "undeclared" in fault.message
-    assert "test_implementation.py:168: f: f.cpp:1:" in fault.message
+    assert "test_implementation.py:169: f: f.cpp:1:" in fault.message
     assert "undeclared" in fault.hint
 
 

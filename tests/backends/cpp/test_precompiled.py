@@ -31,6 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.mark.thorough
 def test_the_third_kernel_of_a_process_makes_it_and_libraries_are_the_same(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

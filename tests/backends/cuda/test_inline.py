@@ -53,6 +53,7 @@ def variant(implementation: InlineImplementation, config: dict[str, Any]) -> Var
     return made
 
 
+@pytest.mark.thorough
 def test_a_function_is_built_once_and_loaded_by_another_process() -> None:
     if reasons := inline.missing(with_cuda=False):
         pytest.skip("; ".join(reasons))

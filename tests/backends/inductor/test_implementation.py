@@ -66,6 +66,7 @@ def _variant(implementation: InductorImplementation, n: int = 64) -> Any:
     return variant
 
 
+@pytest.mark.thorough
 def test_what_was_compiled_is_a_file_that_another_process_uses_without_compiling(tmp_path: Path) -> None:
     artifact = Compiled().compile(_variant(Compiled(), 64), CPU.target)
     assert Path(artifact.path).exists()
@@ -84,6 +85,7 @@ assert torch.equal(y[0] if isinstance(y, (list, tuple)) else y, x * x)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 def test_nothing_is_timed_while_it_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from torch._inductor import config
     from torch._inductor.graph import GraphLowering
@@ -243,6 +245,7 @@ def test_an_untuned_size_that_is_compiled_already_is_not_shared() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(9,), pytest.param((9, 10), marks=pytest.mark.thorough)], ids=len)
+@pytest.mark.thorough
 def test_untuned_sizes_keep_layouts_and_attributes_apart(sizes: tuple[int, ...]) -> None:
     op = next(op for op in BOX if op.name == "rms_norm")
     (implementation,) = (each for each in registry.implementations("rms_norm") if each.name == "torch.compile")
@@ -275,6 +278,7 @@ def test_without_a_compiler_it_says_what_is_missing(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("untuned", [False, True])
+@pytest.mark.few(1)
 def test_compiled_code_is_kept_where_nobody_else_writes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, untuned: bool
 ) -> None:

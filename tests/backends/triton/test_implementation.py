@@ -116,6 +116,7 @@ def test_the_compilers_refusal_is_one_line_with_its_reason() -> None:
     assert "refuses for sm_90" in caught.value.message
 
 
+@pytest.mark.thorough
 def test_more_shared_memory_than_the_target_has_is_out_of_resources() -> None:
     launch = Launch(kernels.product, (1,), ("y", "x"), {"SIZE": 128, "STAGES": 8}, {"num_warps": 8})
     with pytest.raises(OutOfResourcesError, match="bytes of shared memory, sm_90 has 232448"):

@@ -38,6 +38,7 @@ def test_a_file_is_checked(command: Command, here: Path) -> None:
     assert "ok      contract: acme::double" in told.out
 
 
+@pytest.mark.thorough
 def test_defaults_of_the_function_and_one_dtype_need_not_be_given(command: Command, here: Path) -> None:
     (here / "mine.py").write_text(
         "import torch\ndef scaled(x, by: float = 2.0, minus: float = 0.5):\n    return x * by - minus\n"

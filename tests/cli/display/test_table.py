@@ -89,6 +89,7 @@ def test_the_closing_table_of_long_names_and_many_dimensions_fits(
 
 
 @WIDTHS
+@pytest.mark.thorough
 def test_the_shipped_winners_fit(
     width: int, command: Command, shipped: Shipped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def candidate(name: str) -> CandidateKey:
         ["explain", "softmax", "rows=16", "cols=2048", "dtype=float32", "--device", "cpu"],
     ],
 )
+@pytest.mark.few(1)
 def test_what_other_commands_say_fits(
     width: int, arguments: Sequence[str], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from registry.cli.pages.installed import counted_work
 from registry.contracts import SOFTMAX
 from registry.discovery.catalog import Catalog
@@ -14,6 +16,7 @@ from ...report.records import H200, TORCH, decision, softmax, trial
 from ..conftest import Command
 
 
+@pytest.mark.thorough
 def test_sources_of_what_is_installed_are_shown_on_demand(command: Command, tmp_path: Path) -> None:
     path, out = tmp_path / "some.db", tmp_path / "out.html"
     here = next(one for one in Catalog().implementations("softmax") if one.name.startswith("cpp."))

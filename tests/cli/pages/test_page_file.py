@@ -16,6 +16,7 @@ def database(tmp_path: Path) -> Path:
     return fill(tmp_path / "some.db")
 
 
+@pytest.mark.thorough
 def test_a_report_is_replaced_and_nothing_else_is(command: Command, database: Path, tmp_path: Path) -> None:
     out, other = tmp_path / "report.html", tmp_path / "notes.html"
     for _ in range(2):

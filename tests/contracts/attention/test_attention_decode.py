@@ -78,6 +78,7 @@ def same(found: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> None:
     ],
 )
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
+@pytest.mark.few(6)
 def test_each_token_sees_the_keys_up_to_its_own(name: str, window: int, softcap: float) -> None:
     q, keys, values = drawn(4, *SIZES)
     lengths = torch.tensor([17, 0, 2, 9], dtype=torch.int32)
@@ -307,6 +308,7 @@ LONG = {"kv_len": 1008, "head_dim": 128, "softcap": True, "kv_dtype": "float8_e4
         lambda dims, dtype: str(dims),
     ),
 )
+@pytest.mark.few(2)
 def test_weights_rounded_to_the_dtype_are_accepted(dims: Mapping[str, Any], dtype: str) -> None:
     small = {**SMALL, **dims, "dtype": dtype}
     assert accepted(OP, small, OP.reference)

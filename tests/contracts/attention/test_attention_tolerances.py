@@ -176,6 +176,7 @@ BACKWARD: Mapping[str, tuple[Mutant, Mapping[str, Value]]] = {
         lambda op, mutants, dtype: op.name,
     ),
 )
+@pytest.mark.few(1)
 def test_tolerances_accept_the_reference_and_refuse_mutants(
     op: Op, mutants: Mapping[str, tuple[Mutant, Mapping[str, Value]]], dtype: str
 ) -> None:
@@ -251,6 +252,7 @@ def _of_a_form(more: Mapping[str, Value], dtype: str) -> object:
 
 
 @pytest.mark.parametrize(("more", "dtype"), one_of_each(itertools.product(FORMS, ("float16", "bfloat16")), _of_a_form))
+@pytest.mark.few(1)
 def test_weights_and_slopes_in_half_are_right(more: Mapping[str, Value], dtype: str) -> None:
     dims = {**DIMS, "kv_len": 512, "head_dim": 128, **more, "dtype": dtype}
     assert accepted(ATTENTION, dims, _by_half_weights)

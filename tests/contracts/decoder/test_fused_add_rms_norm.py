@@ -34,6 +34,7 @@ def close(found: Tensor, right: Tensor) -> None:
 
 @pytest.mark.parametrize("name", ["torch.native", "cpp.rows", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.few(4)
 def test_both_are_written_to(name: str, dtype: torch.dtype) -> None:
     for shape in ((3, 33), (2, 3, 16), (5,), (257, 1)):
         for weight, offset in ((dtype, 0.0), (dtype, 1.0), (torch.float32, 1.0), (None, 0.0)):

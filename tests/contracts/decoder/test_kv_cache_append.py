@@ -52,6 +52,7 @@ def equal(found: Tensor, right: Tensor) -> bool:
         lambda name, float8, dtype: (name, float8),
     ),
 )
+@pytest.mark.few(3)
 def test_tokens_are_written_to_their_slots(name: str, dtype: torch.dtype, float8: bool) -> None:
     for (tokens, heads, width, size), kind in (
         ((7, 2, 64, 16), torch.int64), ((1, 1, 20, 1), torch.int32), ((40, 3, 9, 4), torch.int64),

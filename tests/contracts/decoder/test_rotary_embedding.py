@@ -65,6 +65,7 @@ def close(found: Tensor, right: Tensor) -> None:
         lambda name, is_neox, dtype: (name, is_neox),
     ),
 )
+@pytest.mark.few(3)
 def test_heads_are_rotated_in_place(name: str, is_neox: bool, dtype: torch.dtype) -> None:
     both = ((True, torch.int64, dtype), (False, torch.int32, torch.float32))
     for place, (leading, heads, kv_heads, width, part) in enumerate(

@@ -63,6 +63,7 @@ def by_two_ops(
         lambda name, is_neox, dtype: (name, is_neox),
     ),
 )
+@pytest.mark.few(3)
 def test_it_is_the_rotation_and_the_append(name: str, is_neox: bool, dtype: torch.dtype) -> None:
     for (place, sizes), (other, kind) in itertools.product(enumerate(SIZES), enumerate((torch.int32, torch.int64))):
         # C++ is compiled for each size and form: the two styles together have all

@@ -47,6 +47,7 @@ backward: Callable[..., Any] = CROSS_ENTROPY_BACKWARD.reference
         for name in ("torch.native", "cpp.rows")
     ],
 )
+@pytest.mark.few(3)
 def test_values_and_gradients_are_those_of_torch(reduction: str, implementation: str) -> None:
     both = {"cross_entropy": implementation, "cross_entropy_backward": implementation}
     for ignored, smoothing, weighted in itertools.product((-100, 3), (0.0, 0.1, 1.0), (False, True)):
@@ -293,6 +294,7 @@ BACKWARD: Mapping[str, tuple[Mutant, tuple[str, ...], tuple[bool, ...]]] = {
         lambda dtype, shape, op, mutants: (shape, op.name),
     ),
 )
+@pytest.mark.few(2)
 def test_tolerances_accept_the_reference_and_refuse_mutants(
     op: Op, mutants: Mapping[str, tuple[Mutant, tuple[str, ...], tuple[bool, ...]]], shape: tuple[int, int], dtype: str
 ) -> None:

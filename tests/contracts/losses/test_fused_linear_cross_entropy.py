@@ -355,6 +355,7 @@ BACKWARD: Mapping[str, tuple[Mutant, tuple[str, ...]]] = {
         lambda dtype, shape, op, mutants: op.name,
     ),
 )
+@pytest.mark.few(1)
 def test_tolerances_accept_the_reference_and_refuse_mutants(
     op: Op, mutants: Mapping[str, tuple[Mutant, tuple[str, ...]]], shape: tuple[int, int, int], dtype: str
 ) -> None:

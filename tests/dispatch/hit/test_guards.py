@@ -102,6 +102,7 @@ def test_this_torch_has_the_fast_ways() -> None:
         pytest.param("doubles()", marks=pytest.mark.thorough),
     ],
 )
+@pytest.mark.few(1)
 def test_the_fast_ways_do_not_depend_on_where_the_import_stands(state: str) -> None:
     code = (
         "import torch, contextlib\n"
@@ -204,6 +205,7 @@ for name, (owner, part) in parts.items():
 """Leaves each part out in a process of its own, forked from one that has imported torch's tracer; prints exit codes."""
 
 
+@pytest.mark.thorough
 def test_without_a_private_part_of_torch_calls_are_right_and_slow() -> None:
     done = fresh.run("-c", WITHOUT)
     assert done.stdout.splitlines() == ["the level of forward_ad 0", "the guard 0", "functorch 0"], done.stderr

@@ -181,6 +181,7 @@ def test_threads_lose_no_counts(recorder: Recorder, path: Path) -> None:
     ],
     ids=itertools.count(),
 )
+@pytest.mark.few(6)
 def test_other_files_are_refused_before_anything_is_counted(
     recorder: Recorder, path: Path, content: str, fault: str
 ) -> None:
@@ -293,6 +294,7 @@ call(1)
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.thorough
 def test_a_program_that_calls_nothing_says_so_once_at_its_end(tmp_path: Path, path: Path) -> None:
     body = """
 children = [multiprocessing.get_context(method).Process(target=print) for method in ("fork", "spawn")]

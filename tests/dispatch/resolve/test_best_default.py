@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,6 +92,7 @@ def posed(rows: int, cols: int) -> Problem:
     ways=st.lists(st.integers(0, 31), min_size=1, max_size=3),
     sizes=st.lists(st.tuples(SIZES, st.sampled_from([16, 32])), min_size=1, max_size=40),
 )
+@pytest.mark.thorough
 def test_every_size_has_the_default_that_resolution_finds(
     rule: LearntDefault | None, ways: list[int], sizes: list[tuple[int, int]]
 ) -> None:

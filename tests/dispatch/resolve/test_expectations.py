@@ -257,6 +257,7 @@ BETWEEN = [*((m, "cuda.wgmma") for m in (24, 40, 80, 192, 384, 768)), (3000, "tr
 
 
 @pytest.mark.parametrize(("m", "expected"), BETWEEN)
+@pytest.mark.few(3)
 def test_shipped_winners_of_4_bit_products_between_tuned_lengths(
     m: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ close = torch.testing.assert_close
 
 
 @pytest.mark.parametrize(("form", "dynamic"), [("call", None), ("op", True), ("torch.ops", False)])
+@pytest.mark.few(2)
 def test_values_and_gradients_through_one_graph(dispatcher: Dispatcher, case: Any, form: str, dynamic: Any) -> None:
     bound = dispatcher.op(case.name)
     forms = {"call": lambda *args: dispatcher.call(case.name, *args), "op": bound}
@@ -90,6 +91,7 @@ def test_using_is_asked_when_a_compiled_program_runs(dispatcher: Dispatcher, add
     ("dynamic", "symmetric"),
     one_of_each(itertools.product((None, True), (False, True)), lambda dynamic, symmetric: dynamic),
 )
+@pytest.mark.few(1)
 def test_packed_weights_pass_as_tensors_and_numbers(dispatcher: Dispatcher, symmetric: bool, dynamic: Any) -> None:
     w = quantize(torch.randn(16, 64).bfloat16(), bits=4, group_size=32, symmetric=symmetric)
 
@@ -136,6 +138,7 @@ def test_a_bad_call_is_the_same_error_when_it_runs(
 
 
 @pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.few(2)
 def test_an_exported_program_holds_the_operator_and_runs(
     dispatcher: Dispatcher, case: Any, add: Any, strict: bool
 ) -> None:
@@ -171,6 +174,7 @@ def test_an_exported_program_takes_packed_weights(dispatcher: Dispatcher) -> Non
         close(one.module()(a, w), dispatcher.call("gemm_int4", a, w))
 
 
+@pytest.mark.few(1)
 def test_vmap_and_autocast_inside_compiled_code(dispatcher: Dispatcher, case: Any) -> None:
     dims = tuple(None if case.weight and place == 1 else 0 for place in range(case.tensors))
 

@@ -203,6 +203,7 @@ def test_a_second_derivative_through_a_list_is_an_error(blending: Dispatcher) ->
     ],
     indirect=["blending"],
 )
+@pytest.mark.few(1)
 def test_it_compiles_whole(blending: Dispatcher, backend: str) -> None:
     def loss(x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = blending.call("acme::blend", x * 2, list(tensors[:3]), [1, 2, 3], list(tensors[3:]), by=0.5)
@@ -220,6 +221,7 @@ def test_it_compiles_whole(blending: Dispatcher, backend: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("blending", one_of_each(["op", "reference", "kernel"]), indirect=True)
+@pytest.mark.thorough
 def test_compiled_autograd_runs_it(blending: Dispatcher) -> None:
     x, weights, more = leaves()
 

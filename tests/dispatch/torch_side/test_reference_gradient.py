@@ -130,6 +130,7 @@ def test_the_gradient_is_checked_against_differences(powers: Dispatcher) -> None
         pytest.param("inductor", True, marks=pytest.mark.thorough),
     ],
 )
+@pytest.mark.few(1)
 def test_it_compiles_whole(powers: Dispatcher, backend: str, dynamic: bool) -> None:
     def loss(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return powers.call("acme::power", x * 2, weight, power=3)[0].sum()

@@ -194,6 +194,7 @@ def checks_of(values: Sequence[Any]) -> Sequence[str] | str:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("name", one_of_each([op.name for op in BOX], form_of))
+@pytest.mark.few(4)
 def test_every_operator_of_the_box_passes_opcheck(dispatcher: Dispatcher, name: str) -> None:
     op = dispatcher.catalog.op(name)
     values = op.inputs(op.problem_of(op.examples[1]), op.kinds[0], torch.Generator().manual_seed(0))
@@ -345,6 +346,7 @@ def test_autocast_does_not_reach_into_an_op(run: Any, dispatcher: Dispatcher) ->
 
 
 @pytest.mark.parametrize("mode", ["tuned", "reference"])
+@pytest.mark.few(1)
 def test_autocast_does_not_reach_into_what_torch_compile_traces(dispatcher: Dispatcher, mode: Any) -> None:
     w, a = quantize(torch.randn(64, 128).bfloat16(), group_size=32), torch.randn(3, 128).bfloat16()
     dispatcher.configure(mode=mode)

@@ -101,6 +101,7 @@ def compiled_files(cache: Path) -> dict[Path, int]:
 
 
 @pytest.mark.parametrize("how", ["forked", pytest.param("executed", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
 def test_a_gpu_that_is_not_here_is_compiled_for(
     how: str, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warmed: None
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_gpu_that_is_not_here_is_compiled_for(
 
 
 @pytest.mark.usefixtures("few_blocks")
+@pytest.mark.thorough
 def test_a_variant_for_the_cpu_runs_right_in_a_worker_that_compiles_nothing(
     on_cpu: AheadProcess, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +139,7 @@ def test_a_variant_for_the_cpu_runs_right_in_a_worker_that_compiles_nothing(
     assert compiled_files(cache) == before
 
 
+@pytest.mark.thorough
 def test_what_is_left_to_its_own_node_costs_nothing_else(on_cpu: AheadProcess, catalog: Catalog) -> None:
     """A function that ends its process, one that Inductor refuses, and after them one that is right."""
     catalog.load_file(str(FAULTY))

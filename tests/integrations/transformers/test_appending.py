@@ -141,6 +141,7 @@ def changing(own: Any, name: str, kind: type[KeysDoubled]) -> Any:
     return forward
 
 
+@pytest.mark.thorough
 def test_attention_that_changes_what_was_rotated_stays_and_after_apply_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -175,6 +176,7 @@ def test_inductor_writes_nothing_between_a_layers_ops(batch: int) -> None:
 
 
 @pytest.mark.parametrize("without_cache", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
 def test_prompts_of_any_length_are_one_program(without_cache: bool) -> None:
     plain, applied = (tiny("llama", num_hidden_layers=1) for _ in range(2))
     apply(applied)

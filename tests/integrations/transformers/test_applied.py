@@ -170,6 +170,7 @@ def test_weights_that_were_replaced_are_what_is_multiplied_by() -> None:
 @pytest.mark.parametrize(
     "mode", ["parameter", *(pytest.param(mode, marks=pytest.mark.thorough) for mode in ("assigned", "functional"))]
 )
+@pytest.mark.thorough
 def test_a_compiled_program_multiplies_by_weights_that_were_put_in_later(mode: str) -> None:
     plain, applied = pair(num_hidden_layers=1)
     compiled = torch.compile(applied, backend="eager")

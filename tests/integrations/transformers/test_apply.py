@@ -35,6 +35,7 @@ def generated(model: Any, tokens: torch.Tensor, **how: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.few(3)
 def test_a_model_computes_what_it_did_and_is_restored_to_the_bit(family: str) -> None:
     model, tokens = tiny(family), prompt()
     before, state = logits(model, tokens), copy.deepcopy(model.state_dict())

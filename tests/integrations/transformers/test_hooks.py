@@ -71,6 +71,7 @@ ONE_OF_EACH = (
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.few(10)
 def test_a_hook_that_writes_in_place_changes_what_comes_after_it(hook: str, late: bool) -> None:
     model, right = hooked({hook: late})
     torch.testing.assert_close(logits(model), right, atol=1e-5, rtol=1e-4)
@@ -83,6 +84,7 @@ def test_a_hook_that_writes_in_place_changes_what_comes_after_it(hook: str, late
         *(pytest.param({hook: late}, marks=THOROUGH, id=f"{hook}-{late}") for hook in HOOKS for late in (False, True)),
     ],
 )
+@pytest.mark.thorough
 def test_a_compiled_program_does_what_hooks_change_in_place(hooks: Mapping[str, bool]) -> None:
     model, right = hooked(hooks)
     step = torch.compile(model, fullgraph=True, backend=OpCounts())

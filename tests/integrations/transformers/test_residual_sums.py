@@ -57,6 +57,7 @@ def test_every_sum_but_none_before_the_first_norm_is_one_op_with_its_norm() -> N
         torch.testing.assert_close(another, one, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_eager_code_training_and_restored_models_add_by_themselves() -> None:
     plain, applied = (tiny("llama", num_hidden_layers=1) for _ in range(2))
     counts = OpCounts()
@@ -113,6 +114,7 @@ def test_sums_in_another_dtype_than_the_layers_are_another_form() -> None:
     assert not isinstance(residual_form(layer.float()), str)
 
 
+@pytest.mark.thorough
 def test_layers_may_stand_in_several_places() -> None:
     plain, applied = tiny("llama"), tiny("llama")
     for model in (plain, applied):

@@ -436,6 +436,7 @@ def test_the_worker_is_free_after_the_last_block_of_each_finals_and_before_they_
 
 
 @pytest.mark.parametrize(("problems", "blocks"), [(1, MOST_BLOCKS), (4, BLOCKS + 1), (USUAL_IS_KNOWN, BLOCKS)])
+@pytest.mark.few(1)
 def test_few_problems_meet_in_more_processes(
     planned: ProblemPlan, recorders: Callable[[], RunStore], problems: int, blocks: int
 ) -> None:
@@ -465,6 +466,7 @@ def test_known_noise_of_such_durations_spares_processes(
 
 
 @pytest.mark.parametrize(("short", "first"), one_of_each([(1, False), (1, True), (2, False)]))
+@pytest.mark.thorough
 def test_each_problem_meets_in_as_many_processes_as_its_own_decade_needs(
     planned: ProblemPlan,
     planned_short: ProblemPlan,

@@ -68,6 +68,7 @@ def test_a_usual_spread_leaves_the_usual_variance_and_an_unusual_one_takes_its_p
 
 
 @pytest.mark.parametrize("shift", one_of_each([0.003, 0.01, 0.02, 0.05]))
+@pytest.mark.thorough
 def test_a_problem_noisier_than_its_batch_is_decided_rightly(shift: float) -> None:
     """Of 400 decisions each; benchmarks.finals_simulation has thousands, with measured noise."""
     wrong, held = 0, 0

@@ -111,6 +111,7 @@ def test_what_a_file_adds_by_calls_is_tuned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [2**31, 2**40, 2**62, 2**63 - 1])
+@pytest.mark.few(1)
 def test_a_problem_of_any_size_is_planned_or_skipped_with_the_reason(size: int) -> None:
     catalog = Catalog()
     for name, op in catalog.ops().items():

@@ -247,6 +247,7 @@ def test_what_was_asked_for_before_is_imported_once(start: Callable[..., Child])
 
 
 @linux
+@pytest.mark.thorough
 def test_memory_beyond_the_limit_ends_a_child(start: Callable[..., Child]) -> None:
     child = start("held = [bytearray(64 << 20) for _ in range(40)]; time.sleep(3600)", memory_bytes=1 << 30)
     assert answers(child) == []
@@ -289,6 +290,7 @@ with spawning.kept():
 
 
 @linux
+@pytest.mark.thorough
 def test_a_killed_keeper_is_replaced_and_a_killed_parent_takes_everything_along(tmp_path: Path) -> None:
     write_echo(tmp_path, "parent.send({'here': True}); time.sleep(3600)")
     command = [sys.executable, "-c", TUNING]

@@ -198,6 +198,7 @@ def test_a_file_nested_thousands_deep_is_one_error_with_its_line(load: Load, tex
     assert re.match(r"shapes\.yaml, line \d+: nested too deeply\n  expected op: ", fault_of(load, text))
 
 
+@pytest.mark.thorough
 def test_aliases_of_aliases_are_written_out_only_so_far(load: Load) -> None:
     laughs = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
     for before, name in itertools.pairwise("abcdefgh"):

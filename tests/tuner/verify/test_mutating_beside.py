@@ -127,6 +127,7 @@ def test_the_public_check_sees_who_varies_in_what_it_mutates(where: str) -> None
     ("dtype", "name", "where"),
     one_of_each([(*case, where) for case in CASES for where in ("x", "y")], lambda dtype, name, where: (name, where)),
 )
+@pytest.mark.few(4)
 def test_one_element_too_many_is_seen_at_the_probes_and_by_the_public_check(dtype: str, name: str, where: str) -> None:
     implementation = Custom(CHANGE.name, too_far(where, name))
     told = "its arguments" if where == "x" else "its outputs"

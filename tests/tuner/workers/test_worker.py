@@ -204,6 +204,7 @@ def held_bytes() -> int:
     return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
 
 
+@pytest.mark.thorough
 def test_what_is_held_does_not_grow_with_the_number_of_problems(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from .test_leasing import SHORT_S, wait_until_expired
 
 
 @BOTH
+@pytest.mark.few(1)
 def test_a_lost_lease_publishes_nothing_and_keeps_its_trials(fleet: Fleet, url: str, make: Any) -> None:
     fleet.plan(problems(4096))
     lost = fleet.takes(fleet.joins("node1"), SHORT_S)
@@ -98,6 +99,7 @@ def test_what_was_replaced_under_other_software_does_not_become_the_winner(fleet
 
 @BOTH
 @pytest.mark.parametrize("taken_over", [False, True])
+@pytest.mark.few(2)
 def test_decisions_of_a_lost_lease_are_set_aside_and_decided_again(
     fleet: Fleet, url: str, make: Any, taken_over: bool
 ) -> None:

@@ -149,6 +149,7 @@ def test_a_workers_own_clock_does_not_count(fleet: Fleet, monkeypatch: pytest.Mo
 
 
 @BOTH
+@pytest.mark.few(1)
 def test_many_workers_at_once_get_each_job_once(fleet: Fleet) -> None:
     fleet.plan(*(problems(rows) for rows in range(1, 31)))
     workers = [fleet.joins(f"node{number}") for number in range(6)]

@@ -64,6 +64,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
+@pytest.mark.few(3)
 def test_a_model_is_packed_as_by_quantize_and_comes_back_bit_by_bit(
     plain: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -223,6 +224,7 @@ def test_a_state_dict_is_loaded_into_another_model(model: Any, plain: Path) -> N
         assert torch.equal(other(IDS).logits, model(IDS).logits)
 
 
+@pytest.mark.thorough
 def test_a_model_is_compiled_in_one_graph(model: Any) -> None:
     compiled = torch.compile(model.forward, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
