@@ -26,8 +26,16 @@ def gelu_implementations() -> list[Implementation]:
 @registry.implements("softmax")
 def softmax_implementations() -> list[Implementation]:
     from .rows import CudaSoftmax, cluster, looped, row
+    from .staged import StagedSoftmax
 
-    return [CudaSoftmax(row), CudaSoftmax(cluster), CudaSoftmax(looped)]
+    return [CudaSoftmax(row), CudaSoftmax(cluster), CudaSoftmax(looped), StagedSoftmax()]
+
+
+@registry.implements("softmax_backward")
+def softmax_backward_implementations() -> list[Implementation]:
+    from .staged import StagedSoftmaxBackward
+
+    return [StagedSoftmaxBackward()]
 
 
 @registry.implements("rms_norm")
