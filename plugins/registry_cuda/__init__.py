@@ -45,6 +45,13 @@ def rms_norm_implementations() -> list[Implementation]:
     return [CudaRmsNorm(row), CudaRmsNorm(cluster), CudaRmsNorm(looped)]
 
 
+@registry.implements("rms_norm_backward")
+def rms_norm_backward_implementations() -> list[Implementation]:
+    from .norm_backward import StagedRmsNormBackward
+
+    return [StagedRmsNormBackward()]
+
+
 @registry.implements("gemm_int4")
 def gemm_int4_implementations() -> list[Implementation]:
     from .gemm_int4 import MmaInt4

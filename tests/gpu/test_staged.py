@@ -1,4 +1,4 @@
-"""cuda.staged on a GPU: every configuration, kinds of inputs, parts that differ in length, capture."""
+"""cuda.staged on a GPU: every configuration, kinds of inputs, parts of different lengths, many rows, capture."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import pytest
 import torch
 
 import registry
+from registry.backends.cuda import CudaImplementation
+from registry.correctness.numerics import judged
 from registry.device import Device
 from registry.dispatch.plans.plan import Candidate, Plan, build
-from registry.problem import Problem, Value
+from registry.problem import Problem
 from registry.testing import check_implementation
-from registry_cuda.staged import StagedRows, StagedSoftmax, StagedSoftmaxBackward
+from registry_cuda.norm_backward import StagedRmsNormBackward
+from registry_cuda.staged import StagedSoftmax, StagedSoftmaxBackward
 
 from .replaying import check_replay
 
@@ -20,59 +23,71 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 9:
     pytest.skip("needs a GPU with a copy engine for shared memory", allow_module_level=True)
 pytest.importorskip("cuda.core")
 
-BOTH = pytest.mark.parametrize("implementation", [StagedSoftmax(), StagedSoftmaxBackward()], ids=lambda one: one.op)
-DIMS: list[dict[str, Value]] = [
-    {"rows": 3, "cols": 8192, "dtype": "bfloat16"},
-    {"rows": 70, "cols": 50_264, "dtype": "float16"},
-    {"rows": 67, "cols": 32_004, "dtype": "float32"},
-    {"rows": 65, "cols": 151_936, "dtype": "bfloat16"},
+SOFTMAX, SOFTMAX_BACKWARD, NORM_BACKWARD = StagedSoftmax(), StagedSoftmaxBackward(), StagedRmsNormBackward()
+LONG = [(3, 8192, "bfloat16"), (70, 50_264, "float16"), (67, 32_004, "float32"), (65, 151_936, "bfloat16")]
+# one row for some blocks, several for others; more than any block has on its way
+OF_NORMS = [(5, 2048, "bfloat16"), (300, 8200, "float16"), (700, 4100, "float32"), (3000, 16_384, "bfloat16")]
+CASES = [
+    *((one, shape) for one in (SOFTMAX, SOFTMAX_BACKWARD) for shape in LONG),
+    *((NORM_BACKWARD, shape) for shape in OF_NORMS),
 ]
+EACH = pytest.mark.parametrize(
+    ("implementation", "shape"), CASES, ids=[f"{one.op}-{rows}x{cols}" for one, (rows, cols, _) in CASES]
+)
+Shape = tuple[int, int, str]
 
 
 def problem_and_inputs(
-    implementation: StagedRows, dims: dict[str, Value], kind: str
+    implementation: CudaImplementation, shape: Shape, kind: str = "normal"
 ) -> tuple[Problem, tuple[Any, ...]]:
-    problem = Problem(implementation.op, dims)
+    problem = registry.ops()[implementation.op].problem_of(dict(zip(("rows", "cols", "dtype"), shape, strict=True)))
     return problem, registry.ops()[implementation.op].inputs(problem, kind, torch.Generator("cuda").manual_seed(1))
 
 
-def plan_of(implementation: StagedRows, problem: Problem, values: tuple[Any, ...], config: Any = None) -> Plan:
+def plan_of(implementation: CudaImplementation, problem: Problem, values: tuple[Any, ...], config: Any = None) -> Plan:
     op, device = registry.ops()[implementation.op], Device.of("cuda")
     chosen = config or implementation.default(problem, device)
     return build(op, Candidate(implementation, chosen), problem, op.arguments(values), device)
 
 
-@BOTH
-@pytest.mark.parametrize("dims", DIMS, ids=lambda dims: f"{dims['rows']}x{dims['cols']}")
-def test_dtypes_and_kinds_of_inputs_are_right(implementation: StagedRows, dims: dict[str, Value]) -> None:
-    check_implementation(implementation, registry.ops()[implementation.op], problems=[dims])
+@EACH
+def test_dtypes_and_kinds_of_inputs_are_right(implementation: CudaImplementation, shape: Shape) -> None:
+    problem, _ = problem_and_inputs(implementation, shape)
+    check_implementation(implementation, registry.ops()[implementation.op], problems=[dict(problem.dims)])
 
 
-@BOTH
-@pytest.mark.parametrize("dims", DIMS, ids=lambda dims: f"{dims['rows']}x{dims['cols']}")
-def test_every_config_is_right(implementation: StagedRows, dims: dict[str, Value]) -> None:
-    problem, values = problem_and_inputs(implementation, dims, "normal")
+@EACH
+def test_every_config_is_right(implementation: CudaImplementation, shape: Shape) -> None:
+    problem, values = problem_and_inputs(implementation, shape)
     op = registry.ops()[implementation.op]
-    expected = op.reference(*(value.double() if isinstance(value, torch.Tensor) else value for value in values))
-    assert isinstance(expected, torch.Tensor)
-    close = 2**-7 if dims["dtype"] == "bfloat16" else 2**-10
     for config in implementation.space(problem, Device.of("cuda")):
-        found = plan_of(implementation, problem, values, config)(*values)
-        assert isinstance(found, torch.Tensor)
-        assert bool(((found.double() - expected).abs() <= close * expected.abs() + 1e-6).all()), config
+        found = judged(op, problem, plan_of(implementation, problem, values, config)(*values), values)
+        assert found.ok, (config, found)
 
 
 def test_rows_of_infinities_and_nan_are_those_of_torch() -> None:
-    _, (x, dim) = problem_and_inputs(StagedSoftmax(), DIMS[0], "normal")
-    x = x.expand(-1, -1).clone()
+    problem, (x, dim) = problem_and_inputs(SOFTMAX, LONG[0])
+    x = x.clone()
     x[0] = -torch.inf
     x[1, 77] = torch.inf
     x[2, -1] = torch.nan
-    y = plan_of(StagedSoftmax(), Problem("softmax", DIMS[0]), (x, dim))(x, dim)
+    y = plan_of(SOFTMAX, problem, (x, dim))(x, dim)
     torch.testing.assert_close(y, torch.softmax(x, -1), equal_nan=True, atol=1e-6, rtol=2**-7)
 
 
-@BOTH
-def test_a_captured_call_reads_what_its_inputs_become(implementation: StagedRows) -> None:
-    problem, values = problem_and_inputs(implementation, DIMS[1], "normal")
+@pytest.mark.parametrize(("need_x", "need_weight"), [(True, False), (False, True)])
+def test_a_gradient_that_nobody_needs_is_not_computed(need_x: bool, need_weight: bool) -> None:
+    problem, values = problem_and_inputs(NORM_BACKWARD, OF_NORMS[1])
+    values = (*values[:4], need_x, need_weight)
+    op = registry.ops()["rms_norm_backward"]
+    problem = op.pose(op.arguments(values))
+    plan = plan_of(NORM_BACKWARD, problem, values)
+    found = plan(*values)
+    assert [one.numel() > 0 for one in found] == [need_x, need_weight]
+    assert judged(op, problem, found, values).ok
+
+
+@EACH
+def test_a_captured_call_reads_what_its_inputs_become(implementation: CudaImplementation, shape: Shape) -> None:
+    problem, values = problem_and_inputs(implementation, shape)
     check_replay(plan_of(implementation, problem, values), values)
