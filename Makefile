@@ -1,6 +1,6 @@
 # make tune    tune this machine: configs/llm.yaml on a GPU, configs/cpu.yaml without one
 # make test    lint, types, layers and tests, in an environment made from scratch; prints what a call costs above its plan
-# make test-thorough   the tests of both tiers: `make test` leaves out those that repeat what quicker ones guard
+# make test-thorough   the tests of both tiers: `make test` leaves out those that repeat what quicker ones guard, or take long
 # make lint    the checks alone
 # make sizes   layers, files per folder, the longest files and functions, lines of code
 # make docs    the page of the command line, and the documentation as a site, built strictly into build/site

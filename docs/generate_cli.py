@@ -44,13 +44,13 @@ row of a table is one line, however long. `--json` prints JSON.
 
 def page() -> str:
     """The text that docs/cli.md must have."""
-    registry = new_registry_app()
-    names = [[command.name or ""] for command in registry.registered_commands]
-    for group in registry.registered_groups:
+    app = new_registry_app()
+    names = [[command.name or ""] for command in app.registered_commands]
+    for group in app.registered_groups:
         names += [[group.name or "", command.name or ""] for command in group.typer_instance.registered_commands]
-    parts = [INTRODUCTION, _section("tune", new_tune_app(), []), _section("registry", registry, [])]
+    parts = [INTRODUCTION, _section("tune", new_tune_app(), []), _section("registry", app, [])]
     # `registry tune` is told by `tune`
-    parts += [_section(" ".join(["registry", *name]), registry, name) for name in names if name != ["tune"]]
+    parts += [_section(" ".join(["registry", *name]), app, name) for name in names if name != ["tune"]]
     return "\n".join(parts)
 
 

@@ -83,10 +83,10 @@ def _early_keeper(words: Sequence[str]) -> Any:
     """Starts the process that forks the children of a tuning command; it imports torch while this process does."""
     if sys.platform != "linux" or "tune" not in words[:2] or {"-h", "--help", "--dry-run"} & {*words}:
         return None
-    registry = find_spec("registry")
-    if registry is None or registry.origin is None:
+    package = find_spec("registry")
+    if package is None or package.origin is None:
         return None
-    path = Path(registry.origin).parents[1].joinpath(*_KEEPER.split(".")).with_suffix(".py")
+    path = Path(package.origin).parents[1].joinpath(*_KEEPER.split(".")).with_suffix(".py")
     spec = spec_from_file_location("kernel_registry_keeper", path)
     if spec is None or spec.loader is None or not path.is_file():
         return None

@@ -104,6 +104,7 @@ def everything(catalog: Catalog) -> list[Implementation]:
 
 
 @pytest.mark.parametrize(("name", "code"), list(marked(named=True)))
+@pytest.mark.few(5)
 def test_a_plugin_in_the_guides_is_sound(name: str, code: str, tmp_path: Path, catalog: Catalog) -> None:
     check_plugin(name, code, tmp_path, catalog, 2)
 

@@ -74,6 +74,7 @@ print(len(seen) <= 1, [str(one.message) for one in seen])
 
 
 @pytest.mark.parametrize("system", one_of_each(MISSING))
+@pytest.mark.thorough
 def test_what_tunes_is_imported_and_says_what_it_needs(system: str) -> None:
     code = """
 import importlib, pkgutil, registry, tuning_db

@@ -132,6 +132,7 @@ def test_private_operators_take_what_they_are_given_and_return_what_the_op_promi
     ],
     ids=str,
 )
+@pytest.mark.few(19)
 def test_reasons_are_told(catalog: Catalog, op: Any, name: str, more: Mapping[str, Value], reason: str) -> None:
     problem = op.problem_of({"dtype": "bfloat16", **SMALL, **more})
     found = list(catalog.implementation(op.name, name).unsupported(problem, H200))

@@ -200,6 +200,7 @@ def unaligned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @EACH
+@pytest.mark.few(5)
 def test_nothing_is_written_outside_the_output(implementation: CppImplementation) -> None:
     op = OPS[implementation.op]
     # what the test of unaligned views compiles as well
@@ -309,7 +310,7 @@ class Portable(CppGelu):
     ("dtype", "architecture"),
     one_of_each(itertools.product(ELEMENT_TYPES, ("x86-64-v3", "x86-64")), lambda dtype, architecture: architecture),
 )
-@pytest.mark.few(1)
+@pytest.mark.thorough
 def test_other_instruction_sets_give_the_same_numbers(architecture: str, dtype: str) -> None:
     if architecture == "x86-64-v3" and "AVX" not in CPU.architecture:
         pytest.skip("this machine has no AVX2")

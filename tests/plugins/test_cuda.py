@@ -244,7 +244,7 @@ def c_arguments(launch: Launch, values: dict[str, object]) -> tuple[str, list[ob
 @pytest.mark.parametrize(
     ("implementation", "dims", "config"), CASES, ids=[f"{i.op}-{i.name}-{dims['dtype']}" for i, dims, _ in CASES]
 )
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 def test_kernels_are_right_on_every_input_kind(
     implementation: Implementation, dims: dict[str, Value], config: dict[str, int], folder: Path
 ) -> None:

@@ -95,7 +95,7 @@ COMPILED = [
 
 
 @pytest.mark.parametrize(("m", "n", "k", "group_size", "config"), COMPILED)
-@pytest.mark.few(1)
+@pytest.mark.thorough
 def test_what_is_compiled_hardly_spills(m: int, n: int, k: int, group_size: int, config: Config) -> None:
     problem = problem_of(m, n, k, group_size)
     assert config in WGMMA.space(problem, H200)

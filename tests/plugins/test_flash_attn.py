@@ -201,7 +201,7 @@ CASES: list[tuple[str, int, Any, list[Mapping[str, Value]]]] = [
 
 @pytest.mark.parametrize(("op", "place", "module", "given"), CASES)
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_what_is_made_of_its_functions_is_the_op(
     op: str, place: int, module: Any, given: list[Mapping[str, Value]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,7 +171,7 @@ CASES = [
 
 @pytest.mark.parametrize(("op", "place", "dims"), one_of_each(CASES, lambda op, place, dims: op))
 @pytest.mark.usefixtures("_library", "one_thread")
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 def test_what_is_made_of_its_functions_is_the_op(op: str, place: int, dims: Mapping[str, Value]) -> None:
     own = copy.copy(implementations(op)[place])
     reasons = own.unsupported

@@ -150,7 +150,7 @@ COMPILED = [
 
 
 @pytest.mark.parametrize(("implementation", "problem", "config"), COMPILED)
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_what_is_compiled_does_not_spill(implementation: WgmmaPacked, problem: Problem, config: Config) -> None:
     (variant,) = implementation.variants(problem, config, H200, NOTHING)
     assert implementation.compile(variant, H200.target).resources["spill_bytes"] == 0

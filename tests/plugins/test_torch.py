@@ -48,7 +48,7 @@ def _family(op: str) -> object:
 
 # of each family an op or its gradient: tests/tuner/verify has all of them in a layout or two
 @pytest.mark.parametrize("op", one_of_each(OPS, _family))
-@pytest.mark.few(7)
+@pytest.mark.few(5)
 def test_torchs_own_operator_is_right_in_every_layout(catalog: Catalog, op: str) -> None:
     problems = covering(map(catalog.op(op).problem_of, catalog.op(op).examples))
     problem = problems[OPS.index(op) % len(problems)]  # so that the ops together have every dtype
@@ -76,7 +76,7 @@ def test_what_inductor_makes_is_right_in_every_layout_and_size(catalog: Catalog)
 
 
 @pytest.mark.parametrize(("name", "dims"), [("quantize_per_token", ROWS), ("gemm_nf4", LEVELS)], ids=["rows", "levels"])
-@pytest.mark.few(1)
+@pytest.mark.thorough
 def test_what_inductor_makes_of_rows_and_of_a_table_of_levels_is_right(
     catalog: Catalog, name: str, dims: dict[str, Value]
 ) -> None:

@@ -316,7 +316,7 @@ def test_every_implementation_has_a_typical_problem() -> None:
 
 
 @pytest.mark.parametrize(("key", "device"), COMPILED)
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 def test_the_default_compiles_without_spilling(key: str, device: Device) -> None:
     implementation = IMPLEMENTATIONS[key]
     problem = problem_of(key.partition(" ")[0], TYPICAL[key])
@@ -328,7 +328,7 @@ def test_the_default_compiles_without_spilling(key: str, device: Device) -> None
 
 
 @pytest.mark.parametrize("key", MIXED)
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_halves_beside_float32_compile(key: str) -> None:
     op, implementation = OPS[key.partition(" ")[0]], IMPLEMENTATIONS[key]
     problem = problem_of(op.name, TYPICAL[key])

@@ -70,6 +70,7 @@ def test_the_two_forms_need_as_much(kv: Mapping[str, Any], dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=THOROUGH)])
+@pytest.mark.thorough
 def test_float8_is_converted_two_at_a_time_and_not_read_byte_by_byte(dtype: str) -> None:
     dims = {**FLOAT8, "page": 16}
     config = default(WholeDecode(), dims, dtype)
@@ -82,6 +83,7 @@ def test_float8_is_converted_two_at_a_time_and_not_read_byte_by_byte(dtype: str)
     assert "cp.async" in text
 
 
+@pytest.mark.thorough
 def test_the_second_launch_waits_before_it_reads_what_the_first_wrote() -> None:
     # what test_triton.py compiles, too
     dims = {"batch": 1, "page": 16}

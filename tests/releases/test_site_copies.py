@@ -23,6 +23,7 @@ from .conftest import FIRST, SECOND, Win, new_dispatcher, winner
 AWAY = "postgresql://tuner:secret@127.0.0.1:1/site"
 
 
+@pytest.mark.thorough
 def test_processes_read_the_copy_until_it_is_renewed(postgresql_url: str, win: Win) -> None:
     win(postgresql_url, FIRST)
     dispatcher, x = new_dispatcher(postgresql_url), torch.randn(4, 64)

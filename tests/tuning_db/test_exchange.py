@@ -135,6 +135,7 @@ def _drop(name: str) -> Callable[[dict[str, Any]], None]:
     ],
 )
 @pytest.mark.parametrize("url", one_of_each(["sqlite", "postgresql"]), indirect=True)
+@pytest.mark.few(5)
 def test_a_bad_line_is_named_and_nothing_is_stored(
     filled: Store, store: Store, spoil: Callable[[dict[str, Any]], Any], fault: str
 ) -> None:

@@ -275,6 +275,7 @@ def test_a_read_only_file_can_be_read(open_folder: Path, file: Path, script: Scr
     assert path.read_bytes() == file.read_bytes()
 
 
+@pytest.mark.thorough
 def test_a_writable_file_in_a_read_only_folder_can_be_read(open_folder: Path, file: Path, script: Script) -> None:
     path = open_folder / "tuning.db"
     path.write_bytes(file.read_bytes())
@@ -283,6 +284,7 @@ def test_a_writable_file_in_a_read_only_folder_can_be_read(open_folder: Path, fi
     assert script(READ, [str(path)]).splitlines() == READ_RESULT
 
 
+@pytest.mark.thorough
 def test_a_log_that_cannot_be_read_is_not_passed_over(open_folder: Path, file: Path, script: Script, make: Any) -> None:
     """Opening the file as immutable would silently show a state without the last transactions."""
     path = open_folder / "tuning.db"

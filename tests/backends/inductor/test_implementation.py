@@ -175,6 +175,7 @@ def test_a_damaged_file_is_compiled_anew(tmp_path: Path) -> None:
     assert torch.equal(run((), (x,), ()), x * x)
 
 
+@pytest.mark.thorough
 def test_an_attribute_may_change_from_call_to_call() -> None:
     op = next(op for op in BOX if op.name == "rms_norm")
     x, weight = torch.full((2, 64), 1e-3), torch.ones(64)

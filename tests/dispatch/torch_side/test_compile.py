@@ -138,7 +138,7 @@ def test_a_bad_call_is_the_same_error_when_it_runs(
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_an_exported_program_holds_the_operator_and_runs(
     dispatcher: Dispatcher, case: Any, add: Any, strict: bool
 ) -> None:

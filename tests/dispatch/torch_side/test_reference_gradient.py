@@ -158,6 +158,7 @@ def test_many_gradients_at_once_and_recomputation(powers: Dispatcher) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.thorough
 def test_compiled_autograd_runs_it(powers: Dispatcher) -> None:
     x, weight = leaves()
 

@@ -194,7 +194,7 @@ def checks_of(values: Sequence[Any]) -> Sequence[str] | str:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("name", one_of_each([op.name for op in BOX], form_of))
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_every_operator_of_the_box_passes_opcheck(dispatcher: Dispatcher, name: str) -> None:
     op = dispatcher.catalog.op(name)
     values = op.inputs(op.problem_of(op.examples[1]), op.kinds[0], torch.Generator().manual_seed(0))

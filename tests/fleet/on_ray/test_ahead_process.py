@@ -156,6 +156,7 @@ def test_what_is_left_to_its_own_node_costs_nothing_else(on_cpu: AheadProcess, c
 
 
 @pytest.mark.usefixtures("forked")
+@pytest.mark.thorough
 def test_a_compiler_that_hangs_is_ended(catalog: Catalog) -> None:
     catalog.load_file(str(FAULTY))
     square = Problem("square", {"n": 4096, "dtype": "float32"})

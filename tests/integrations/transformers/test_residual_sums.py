@@ -34,6 +34,7 @@ def logits(model: Any, **how: Any) -> torch.Tensor:
     return found
 
 
+@pytest.mark.thorough
 def test_every_sum_but_none_before_the_first_norm_is_one_op_with_its_norm() -> None:
     plain, applied, counts = tiny("llama"), tiny("llama"), OpCounts()
     assert apply(applied).replaced[PART] == [*(f"model.layers.{name}" for name in NORMS), "model.norm"]

@@ -61,6 +61,7 @@ def test_a_winner_of_somebody_else_leaves_the_problem_undecided(fleet: Fleet, ur
 
 
 @BOTH
+@pytest.mark.few(1)
 def test_decisions_that_are_set_aside_give_way_to_those_that_they_replaced(fleet: Fleet, url: str, make: Any) -> None:
     fleet.plan(problems(1, 2))
     lease = fleet.takes(fleet.joins())

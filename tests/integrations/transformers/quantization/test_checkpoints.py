@@ -53,6 +53,7 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
+@pytest.mark.few(4)
 def test_a_checkpoint_is_loaded_as_it_is_and_saved_as_the_registrys(checkpoint: Written, tmp_path: Path) -> None:
     folder, dense = checkpoint
     model = load(folder)
