@@ -4,8 +4,8 @@ Every change must pass what ``make test`` runs, in six minutes of two cores: eac
 ``@pytest.mark.thorough`` is for what repeats that: further cells of a matrix (dtypes, architectures, kinds of inputs,
 instruction sets, seeds), further settings of a simulation; and for what takes seconds where the parts have quick tests
 of their own: every kernel through a GPU's compiler, programs made by Inductor, runs that are killed, several devices,
-the site, a benchmark from end to end. ``@pytest.mark.few(number)`` leaves so many cases of a test to ``make test``,
-spread evenly, and tests/tiers.py one in each group of parameters. ``make test-thorough`` runs both tiers: before a
+the site, a benchmark from end to end. ``@pytest.mark.few(number)`` leaves so many cases of a matrix to ``make test``,
+spread over it, and tests/tiers.py one in each group of parameters. ``make test-thorough`` runs both tiers: before a
 release, and after a change to what is named here.
 """
 

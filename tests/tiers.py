@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -13,9 +14,13 @@ _Case = TypeVar("_Case")
 
 
 def spread(cases: Sequence[_Case], count: int) -> list[_Case]:
-    """``count`` of the cases at even distances, the first among them; all if there are no more."""
-    number = min(count, len(cases))
-    return [cases[place * len(cases) // number] for place in range(number)]
+    """``count`` of the cases, in their order; all if there are no more.
+
+    Steps by the golden ratio meet all values of each parameter of a matrix: even steps may meet one of two alone.
+    """
+    total = len(cases)
+    step = next((step for step in range(round(total * 0.618), total) if math.gcd(step, total) == 1), 1)
+    return [cases[place] for place in sorted(place * step % total for place in range(min(count, total)))]
 
 
 def one_of_each(cases: Iterable[Any], key: Callable[..., object] = lambda *values: None) -> list[Any]:

@@ -167,7 +167,6 @@ SWALLOWERS.append(pytest.param(SOFTMAX, swallowing(SOFTMAX, torch.nan, 1e4), id=
 
 
 @pytest.mark.parametrize(("op", "swallow"), SWALLOWERS)
-@pytest.mark.few(3)
 def test_who_swallows_it_is_refused_by_the_check_of_implementations(op: Op, swallow: Callable[..., None]) -> None:
     right = Custom(op.name, swallowing(op, torch.nan))
     check_implementation(right, op, problems=[problem_of(op)], device="cpu")

@@ -157,11 +157,11 @@ def test_a_kernel_in_the_fingerprint_includes_the_shared_headers() -> None:
 def test_hooks_bring_every_implementation() -> None:
     names = {
         implementation.op + "/" + implementation.name
-        for hook in ("square", "gelu", "softmax", "softmax_backward", "rms_norm")
+        for hook in ("square", "gelu", "softmax", "softmax_backward", "rms_norm", "rms_norm_backward")
         for implementation in getattr(registry_cuda, f"{hook}_implementations")()
     }
     rows = {f"{op}/cuda.{form}" for op in ("softmax", "rms_norm") for form in ("row", "cluster", "online")}
-    staged = {"softmax/cuda.staged", "softmax_backward/cuda.staged"}
+    staged = {f"{op}/cuda.staged" for op in ("softmax", "softmax_backward", "rms_norm_backward")}
     assert names == rows | staged | {"square/cuda.vector", "square/cuda.inline", "gelu/cuda.vector"}
 
 

@@ -1,12 +1,15 @@
-"""cuda.staged, rows in the shared memory of a cluster: reasons, spaces and defaults, compilation."""
+"""cuda.staged, rows in the shared memory of a cluster or of a block: reasons, spaces and defaults, compilation."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 from registry.artifact import Signature
+from registry.contracts.norm_backward import RMS_NORM_BACKWARD
 from registry.device import Device
 from registry.problem import Arguments, Problem, Value
+from registry_cuda.norm_backward import StagedRmsNormBackward
 from registry_cuda.staged import StagedRows, StagedSoftmax, StagedSoftmaxBackward
 
 pytest.importorskip("cuda.core")
@@ -86,3 +89,54 @@ def test_many_long_rows_prefer_it_and_few_or_short_ones_do_not(implementation: S
     asked = [(128_256, 1024), (128_256, 4), (16_384, 1024)]
     told = [implementation.preference(problem_of(implementation, cols, rows=rows), H200) for cols, rows in asked]
     assert told[0] > 1 > max(told[1:])
+
+
+# gradients of rms_norm, whose rows stay with one block
+
+NORM = StagedRmsNormBackward()
+BEYOND_REGISTERS = pytest.mark.xfail(strict=True, reason="its space is empty, and unsupported() gives no reason")
+
+
+def norm_problem(cols: int, dtype: str = "bfloat16", rows: int = 4096, **traits: bool) -> Problem:
+    return Problem("rms_norm_backward", {"rows": rows, "cols": cols, "dtype": dtype}, {"aligned": True, **traits})
+
+
+def test_norms_of_other_lengths_and_layouts_are_refused() -> None:
+    told = [reason.split(" of ")[0] for reason in NORM.unsupported(norm_problem(2052, aligned=False), A100)]
+    assert told == ["the copy engine is", "tensors do not begin at multiples", "a row"]
+    for cols in (1024, 16_448):
+        (reason,) = NORM.unsupported(norm_problem(cols), H200)
+        assert reason == f"cols={cols} is not between 2048 and 16384"
+
+
+@pytest.mark.parametrize(
+    ("cols", "dtype"),
+    [
+        *((cols, dtype) for dtype in ("bfloat16", "float16") for cols in (2048, 4096, 8200, 16_384)),
+        *((cols, "float32") for cols in (2048, 4100, 8192)),
+        pytest.param(16_384, "float32", marks=BEYOND_REGISTERS),
+    ],
+)
+def test_norms_have_their_default_in_a_space_that_fits(cols: int, dtype: str) -> None:
+    problem = norm_problem(cols, dtype)
+    assert not list(NORM.unsupported(problem, H200))
+    space = NORM.space(problem, H200)
+    assert 1 <= len(space) <= 60
+    assert NORM.default(problem, H200) in space
+    for config in space:
+        rows, sums = NORM.launch(problem, config, H200)
+        assert config["blocks"] * (rows.shared_bytes + 1024) <= 228 * 1024
+        assert rows.grid == (132 * config["blocks"],)
+        assert sums.grid == (-(-cols // 32),)
+
+
+def test_norms_default_compiles_without_spilling() -> None:
+    op, dtype = RMS_NORM_BACKWARD, torch.bfloat16
+    rows = torch.empty(4096, 8192, dtype=dtype, device="meta")
+    arguments = op.arguments((rows, rows, torch.empty(8192, dtype=dtype, device="meta"), 1e-6, True, True))
+    problem = op.pose(arguments)
+    config = NORM.default(problem, H200)
+    outputs = op.output_specs(arguments, torch.device("cpu"))
+    made = Signature(arguments, outputs, NORM.scratch(problem, config, H200))
+    variants = NORM.variants(problem, config, H200, made)
+    assert [NORM.compile(variant, H200.target).resources["spill_bytes"] for variant in variants] == [0, 0]

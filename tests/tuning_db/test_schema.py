@@ -92,7 +92,6 @@ def test_the_latest_migration_is_the_version_this_code_writes() -> None:
 
 @pytest.mark.parametrize("migrate", [True, False])
 @pytest.mark.parametrize("dump", sorted(FIXTURES.glob("*.sql")), ids=lambda path: str(path.stem))
-@pytest.mark.few(6)
 def test_a_file_of_every_version_can_be_read(tmp_path: Path, dump: Path, migrate: bool, make: Any) -> None:
     with Store.open(_restored(dump, tmp_path), create=migrate, migrate=migrate) as store:
         decision = store.winner(make.problem(), make.environment.hardware, make.environment.software)
@@ -106,7 +105,6 @@ def test_a_file_of_every_version_can_be_read(tmp_path: Path, dump: Path, migrate
 
 
 @pytest.mark.parametrize("dump", sorted(FIXTURES.glob("*.sql")), ids=lambda path: str(path.stem))
-@pytest.mark.few(3)
 def test_a_file_of_every_version_can_be_written(tmp_path: Path, dump: Path, make: Any) -> None:
     with Store.open(_restored(dump, tmp_path)) as store:
         store.add_trials(store.start_run(make.environment), [make.trial()])
