@@ -316,7 +316,7 @@ def test_every_implementation_has_a_typical_problem() -> None:
 
 
 @pytest.mark.parametrize(("key", "device"), COMPILED)
-@pytest.mark.few(5)
+@pytest.mark.few(4)
 def test_the_default_compiles_without_spilling(key: str, device: Device) -> None:
     implementation = IMPLEMENTATIONS[key]
     problem = problem_of(key.partition(" ")[0], TYPICAL[key])
