@@ -1,6 +1,6 @@
 """Fixtures: a fresh catalog, a fresh store, and no trace in the user's own folders. And the two tiers of tests.
 
-Every change must pass what ``make test`` runs, in six minutes of two cores: each class of behaviour and each op.
+Every change must pass what ``make test`` runs, which is to take minutes: each class of behaviour and each op.
 ``@pytest.mark.thorough`` is for what repeats that: further cells of a matrix (dtypes, architectures, kinds of inputs,
 instruction sets, seeds), further settings of a simulation; and for what takes seconds where the parts have quick tests
 of their own: every kernel through a GPU's compiler, programs made by Inductor, runs that are killed, several devices,
