@@ -25,6 +25,8 @@ BOX = (
 PACKAGES = ("registry", "kernel_registry", "tuning_db", "benchmarks", *BOX)
 DOTTED = re.compile(rf"(?<![\w./@-])((?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+(?::[a-z_]\w*)?)(?![\w-]|\.\w)")
 IMPORTED = re.compile(rf"from ((?:{'|'.join(PACKAGES)})(?:\.\w+)*) import (\w+(?:, \w+)*)")
+ADJACENT = re.compile(r"""(?<!\\)(["'])\s*\n\s*[A-Za-z]{0,2}\1""")
+"""The end of a string and the begin of the next one, which Python joins."""
 FILES = re.compile(r"\.(?:py|md|db|yaml|yml|jsonl|json|toml|html|log|gz|txt|csv)$")
 """Ends of what is a file's name."""
 
@@ -38,8 +40,9 @@ def texts() -> Iterator[tuple[str, str]]:
 
 def named(text: str) -> Iterator[str]:
     """The dotted names of ours in a text, those that code in it imports too."""
-    yield from (name for name in DOTTED.findall(text) if not FILES.search(name))
-    for module, names in IMPORTED.findall(text):
+    joined = ADJACENT.sub("", text)
+    yield from (name for name in DOTTED.findall(joined) if not FILES.search(name))
+    for module, names in IMPORTED.findall(joined):
         yield from (f"{module}.{name}" for name in names.split(", "))
 
 
@@ -79,6 +82,7 @@ def test_a_name_that_is_not_there_would_be_found() -> None:
     imported = list(named("from registry.tuner import spawning, run"))
     assert imported[1:] == ["registry.tuner.spawning", "registry.tuner.run"]
     assert list(named("call registry.tuner.run:tune")) == ["registry.tuner.run:tune"]
+    assert list(named('("see registry.tuner."\n    f"run:tune")')) == ["registry.tuner.run:tune"]
     assert not is_there("registry.tuner.run:no_function")
     assert not is_there("registry.tuner.keeper")
     assert is_there("registry.tuner.limits.Limits")
