@@ -41,8 +41,9 @@ def softmax_backward_implementations() -> list[Implementation]:
 @registry.implements("rms_norm")
 def rms_norm_implementations() -> list[Implementation]:
     from .rows import CudaRmsNorm, cluster, looped, row
+    from .staged import StagedRmsNorm
 
-    return [CudaRmsNorm(row), CudaRmsNorm(cluster), CudaRmsNorm(looped)]
+    return [CudaRmsNorm(row), CudaRmsNorm(cluster), CudaRmsNorm(looped), StagedRmsNorm()]
 
 
 @registry.implements("rms_norm_backward")

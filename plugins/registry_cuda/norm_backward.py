@@ -12,19 +12,21 @@ from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, 
 
 from .number import C_TYPES, number_reasons
 
-_SOURCE = read_source(
+_ROWS = read_source(
     f"{__package__}.kernels", "number.cuh", "cluster.cuh", "row.cuh", "tensor_core.cuh", "warpgroup.cuh",
     "rms_norm_backward.cu",
 )  # fmt: skip
+_SUMS = read_source(f"{__package__}.kernels", "number.cuh", "sum_partial.cu")
 _VECTOR = 16
 _SHORTEST, _LONGEST = 2048, 16384
 _MOST_OWN = 16
 """Columns of a thread, of which it holds a sum each in float32."""
 _REGISTERS_AT_ONCE = 65536
 _STATIC = 2048
+"""Shared memory of a block beside its rows: sums of its warps, what the driver keeps."""
 _BARRIERS = 128
-_SUM_THREADS = 512
-_SUM_COLUMNS = 32
+_SUM_WARPS, _SUM_COLUMNS = 16, 32
+"""Of a block that adds up the blocks' sums."""
 _KEPT = 1024
 
 
@@ -38,7 +40,7 @@ class StagedRmsNormBackward(CudaImplementation):
 
     op = "rms_norm_backward"
     name = "cuda.staged"
-    source = _SOURCE
+    source = _ROWS + _SUMS
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         yield from super().unsupported(problem, device)
@@ -53,6 +55,8 @@ class StagedRmsNormBackward(CudaImplementation):
             yield f"a row of {problem.cols} {problem.dtype} is no multiple of {_VECTOR} bytes"
         if not _SHORTEST <= problem.cols <= _LONGEST:
             yield f"cols={problem.cols} is not between {_SHORTEST} and {_LONGEST}"
+        elif not self.space(problem, device).configs:
+            yield f"a row of {problem.cols} {problem.dtype} does not fit in the registers and shared memory of a block"
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Threads, blocks and rows ahead."""
@@ -75,35 +79,32 @@ class StagedRmsNormBackward(CudaImplementation):
     def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
         cols, itemsize, needs = problem.cols, problem.torch_dtype.itemsize, _needs(problem)
         blocks = _blocks(problem, config, device)
-        constants = {
-            "ELEMENT": C_TYPES[problem.dtype],
-            "COLS": cols,
-            "VEC": _VECTOR // itemsize,
-            "CLUSTER": 1,
-            "ROWS": 2,
-            "STAGES": config["stages"],
-            "RESIDENT": config["blocks"],
-            **needs,
-        }
+        element = {"ELEMENT": C_TYPES[problem.dtype], "VEC": _VECTOR // itemsize}
         partial = ("partial",) if needs["NEED_WEIGHT"] else ()
         rows = Launch(
-            CudaKernel(_SOURCE, "rms_norm_backward"),
+            CudaKernel(_ROWS, "rms_norm_backward"),
             grid=(blocks,),
             args=(*partial, "grad_x", "grad_y", "x", "weight", "eps", problem.rows),
-            constants={**constants, "THREADS": config["threads"], "ITEMS": _items(cols, itemsize, config)},
+            constants={
+                **element,
+                "COLS": cols,
+                "CLUSTER": 1,
+                "ROWS": 2,
+                "STAGES": config["stages"],
+                "RESIDENT": config["blocks"],
+                "THREADS": config["threads"],
+                "ITEMS": _items(cols, itemsize, config),
+                **needs,
+            },
             options={"block": config["threads"]},
             shared_bytes=_shared_bytes(cols, itemsize, config),
         )
         sums = Launch(
-            CudaKernel(_SOURCE, "sum_partial"),
+            CudaKernel(_SUMS, "sum_partial"),
             grid=(-(-cols // _SUM_COLUMNS),),
-            args=("grad_weight", "partial", blocks),
-            constants={
-                **constants,
-                "THREADS": _SUM_THREADS,
-                "ITEMS": _items(cols, itemsize, {"threads": _SUM_THREADS}),
-            },
-            options={"block": _SUM_THREADS},
+            args=("grad_weight", "partial", cols, blocks),
+            constants={**element, "WARPS": _SUM_WARPS},
+            options={"block": 32 * _SUM_WARPS},
         )
         return [rows, sums] if needs["NEED_WEIGHT"] else [rows]
 
@@ -141,7 +142,8 @@ def _space(cols: int, itemsize: int, limit: int) -> Space:
     return (
         space.require("a thread has at most 16 columns", lambda config: own(config) <= _MOST_OWN)
         .require("every second thread has columns", lambda config: config["threads"] // 2 * _VECTOR < cols * itemsize)
-        .require("sums and rows fit in registers", lambda config: registers(config) >= 32 + 2 * own(config))
+        # a sum, an element of each input and one of the weight for each column; halves are two in a register
+        .require("sums and rows fit in registers", lambda config: registers(config) >= 32 + itemsize * own(config))
         .require(
             "rows fit in shared memory",
             lambda config: config["blocks"] * (_shared_bytes(cols, itemsize, config) + _STATIC) <= limit,

@@ -15,20 +15,25 @@ from registry.dispatch.plans.plan import Candidate, Plan, build
 from registry.problem import Problem
 from registry.testing import check_implementation
 from registry_cuda.norm_backward import StagedRmsNormBackward
-from registry_cuda.staged import StagedSoftmax, StagedSoftmaxBackward
+from registry_cuda.staged import StagedRmsNorm, StagedSoftmax, StagedSoftmaxBackward
 
 from .replaying import check_replay
 
 if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 9:
-    pytest.skip("needs a GPU with a copy engine for shared memory", allow_module_level=True)
+    pytest.skip("needs a GPU with clusters and a copy engine for shared memory", allow_module_level=True)
 pytest.importorskip("cuda.core")
 
-SOFTMAX, SOFTMAX_BACKWARD, NORM_BACKWARD = StagedSoftmax(), StagedSoftmaxBackward(), StagedRmsNormBackward()
+SOFTMAX, SOFTMAX_BACKWARD, NORM, NORM_BACKWARD = (
+    StagedSoftmax(), StagedSoftmaxBackward(), StagedRmsNorm(), StagedRmsNormBackward(),
+)  # fmt: skip
 LONG = [(3, 8192, "bfloat16"), (70, 50_264, "float16"), (67, 32_004, "float32"), (65, 151_936, "bfloat16")]
+# rows that begin anywhere, and end within the tensor's last vector
+RAGGED = [(77, 50_257, "bfloat16"), (9, 8203, "float16"), (33, 16_387, "float32")]
 # one row for some blocks, several for others; more than any block has on its way
 OF_NORMS = [(5, 2048, "bfloat16"), (300, 8200, "float16"), (700, 4100, "float32"), (3000, 16_384, "bfloat16")]
 CASES = [
-    *((one, shape) for one in (SOFTMAX, SOFTMAX_BACKWARD) for shape in LONG),
+    *((one, shape) for one in (SOFTMAX, SOFTMAX_BACKWARD) for shape in LONG + RAGGED),
+    *((NORM, shape) for shape in LONG),
     *((NORM_BACKWARD, shape) for shape in OF_NORMS),
 ]
 EACH = pytest.mark.parametrize(
@@ -65,8 +70,9 @@ def test_every_config_is_right(implementation: CudaImplementation, shape: Shape)
         assert found.ok, (config, found)
 
 
-def test_rows_of_infinities_and_nan_are_those_of_torch() -> None:
-    x = torch.randn(6, 32_000, device="cuda", dtype=torch.bfloat16, generator=torch.Generator("cuda").manual_seed(1))
+@pytest.mark.parametrize("cols", [32_000, 32_003])
+def test_rows_of_infinities_and_nan_are_those_of_torch(cols: int) -> None:
+    x = torch.randn(6, cols, device="cuda", dtype=torch.bfloat16, generator=torch.Generator("cuda").manual_seed(1))
     x[0] = -torch.inf
     x[1, 77] = torch.inf
     x[2, -1] = torch.nan
@@ -81,6 +87,29 @@ def test_rows_of_infinities_and_nan_are_those_of_torch() -> None:
         assert isinstance(y, torch.Tensor)
         assert y.isnan().any(-1).tolist() == [True, True, True, False, False, False]
         torch.testing.assert_close(y, expected, equal_nan=True, atol=1e-6, rtol=2**-7)
+
+
+def test_a_ragged_row_writes_nothing_of_its_neighbours() -> None:
+    rows, cols = 5, 50_257
+    x = torch.randn(rows + 2, cols, device="cuda", dtype=torch.bfloat16)
+    op, values = registry.ops()["softmax"], (x[:rows], -1)
+    problem = op.pose(op.arguments(values))
+    for config in SOFTMAX.space(problem, Device.of("cuda")):
+        y = torch.full_like(x, 7.0)
+        plan_of(SOFTMAX, problem, values, config).into([y[:rows]], values)
+        torch.testing.assert_close(y[:rows], torch.softmax(x[:rows], -1), atol=1e-6, rtol=2**-7)
+        assert (y[rows:] == 7.0).all()
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32])
+def test_a_weight_in_float32_is_read_as_it_is(weight_dtype: torch.dtype) -> None:
+    generator = torch.Generator("cuda").manual_seed(2)
+    x = torch.randn(9, 32_768, device="cuda", dtype=torch.bfloat16, generator=generator)
+    weight = torch.randn(32_768, device="cuda", generator=generator).to(weight_dtype)
+    op, values = registry.ops()["rms_norm"], (x, weight, 1e-6)
+    problem = op.pose(op.arguments(values))
+    for config in NORM.space(problem, Device.of("cuda")):
+        assert judged(op, problem, plan_of(NORM, problem, values, config)(*values), values).ok, config
 
 
 @pytest.mark.parametrize(("need_x", "need_weight"), [(True, False), (False, True)])

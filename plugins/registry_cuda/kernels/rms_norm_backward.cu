@@ -1,9 +1,9 @@
 // The gradients of rms_norm. With unit = x * inverse, inverse = 1 / sqrt(mean(x * x) + eps) and weighted = grad_y * weight:
 // grad_x = (weighted - unit * mean(weighted * unit)) * inverse, and grad_weight = sum(grad_y * unit) over rows.
 //
-// Blocks stay and take a row at a time, whose x and grad_y the copy engine has brought to shared memory, STAGES rows ahead. A
-// thread has the same columns of every row: it sums up their part of grad_weight, which a last launch adds over the blocks, in
-// order. Sums of a row alternate between the slots of two, so that one barrier a row is enough.
+// Blocks stay and take a row at a time, whose x and grad_y the copy engine brings to shared memory: STAGES rows are there or on
+// their way. A thread has the same columns of every row: it sums up their part of grad_weight, which a last launch adds over the
+// blocks, in order. Sums of a row alternate between the slots of two, so that one barrier a row is enough.
 
 static_assert(CLUSTER == 1 && TILES == 1 && ROWS == 2 && VEC * sizeof(T) == 16 && COLS % VEC == 0, "whole rows of whole vectors");
 
@@ -126,20 +126,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     for (int k = 0; k < VEC; ++k) partial[(long long)blockIdx.x * COLS + column + k] = total[item * VEC + k];
   }
 #endif
-}
-
-// grad_weight from `count` rows of partial sums: the lanes of a warp have neighbouring columns, its warps take rows in turn.
-extern "C" __global__ void __launch_bounds__(THREADS) sum_partial(T *__restrict__ grad_weight, const float *__restrict__ partial,
-                                                                  long long count) {
-  __shared__ float sums[WARPS][32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = (int)blockIdx.x * 32 + lane;
-  float sum = 0.0f;
-  if (column < COLS)
-#pragma unroll 4
-    for (int row = warp; row < (int)count; row += WARPS) sum += partial[(long long)row * COLS + column];
-  sums[warp][lane] = sum;
-  __syncthreads();
-  if (warp > 0 || column >= COLS) return;
-  for (int other = 1; other < WARPS; ++other) sum += sums[other][lane];
-  grad_weight[column] = from_float<T>(sum);
 }

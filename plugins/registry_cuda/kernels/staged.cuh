@@ -1,51 +1,196 @@
-// Parts of INPUTS rows in shared memory, where the copy engine brings them tile by tile: each is read from memory once,
-// however often it is gone through, and no register waits for it. The barriers of the tiles lie in front.
+// Rows of COLS elements, of each of which a cluster of CLUSTER blocks holds INPUTS tensors' in shared memory, read from there as
+// often as need be. A row may begin anywhere: its window are the vectors of 16 bytes that touch it, and what they have of its
+// neighbours is replaced. A thread copies what it will read itself, asynchronously, so that no barrier is needed before it does.
 
-constexpr int TILE_BYTES = TILE * sizeof(T);
-constexpr int INPUT_BYTES = TILES * TILE_BYTES;
-constexpr int BARRIER_BYTES = (8 * TILES + 127) / 128 * 128;
-static_assert(VEC * sizeof(T) == 16 && ROWS == 1 && (CLUSTER - 1) * SLICE < COLS, "whole vectors, and some for each block");
+constexpr int WARPS = THREADS / 32;
+constexpr unsigned ALL_LANES = 0xffffffffu;
+constexpr bool RAGGED = COLS % VEC != 0;
+constexpr int MOST_VECTORS = (COLS + (RAGGED ? VEC - 1 : 0) + VEC - 1) / VEC;  // of a window
+constexpr int SLICE = (MOST_VECTORS + CLUSTER - 1) / CLUSTER;                  // vectors of a block
+constexpr int TILES = (SLICE + THREADS * ITEMS - 1) / (THREADS * ITEMS);
+static_assert(VEC * sizeof(T) == 16 && TILES <= 8, "vectors of 16 bytes, and as many tiles as await_tile can tell apart");
+static_assert((CLUSTER - 1) * SLICE < COLS / VEC, "each block has a part");
 
-struct Stage {
-  unsigned base;
+// A block's part of its row.
+struct Part {
+  unsigned rank;      // which of the cluster's blocks
+  long long origin;   // where the window begins in a tensor
+  int lead;           // elements of the window before the row
+  int vectors;        // of the window
+  int first, end;     // this block's
+  int last_bytes;     // of the window's last vector, which may reach beyond the tensor
 
-  __device__ Stage() : base(shared_address(dynamic_shared())) {}
-  __device__ unsigned barrier(int tile) const { return base + 8 * tile; }
-  __device__ unsigned place(int input, int tile) const { return base + BARRIER_BYTES + input * INPUT_BYTES + tile * TILE_BYTES; }
+  __device__ explicit Part(long long rows) {
+    const long long row = blockIdx.x / CLUSTER, start = row * COLS;
+    rank = blockIdx.x % CLUSTER;
+    lead = RAGGED ? (int)(start % VEC) : 0;
+    origin = start - lead;
+    vectors = RAGGED ? (lead + COLS + VEC - 1) / VEC : COLS / VEC;
+    first = rank * SLICE;
+    end = min(first + SLICE, vectors);
+    last_bytes = RAGGED && row + 1 == rows ? (lead + COLS - (vectors - 1) * VEC) * (int)sizeof(T) : 16;
+  }
+  __device__ int vector(int tile, int item) const { return first + (tile * ITEMS + item) * THREADS + (int)threadIdx.x; }
+  __device__ long long place(int vector) const { return origin + (long long)vector * VEC; }
+  __device__ bool whole(int vector) const { return !RAGGED || (vector * VEC >= lead && (vector + 1) * VEC <= lead + COLS); }
+  __device__ bool has(int vector, int k) const { return (unsigned)(vector * VEC + k - lead) < (unsigned)COLS; }
 
-  // By all threads: one asks for all tiles at once.
-  __device__ void fill(const T *const (&rows)[INPUTS], const Position &position) const {
-    if (threadIdx.x == 0) {
-#pragma unroll 1
-      for (int tile = 0; tile < TILES; ++tile) init_barrier(barrier(tile), 1);
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#pragma unroll 1
-      for (int tile = 0; tile < TILES; ++tile) {
-        const int first = position.first + tile * TILE, columns = min(TILE, position.end - first);
-        if (columns <= 0) break;
-        arrive_expecting(barrier(tile), INPUTS * columns * (int)sizeof(T));
-#pragma unroll
-        for (int input = 0; input < INPUTS; ++input)
-          copy_bytes(place(input, tile), rows[input] + first, columns * (int)sizeof(T), barrier(tile));
-      }
+  __device__ void store(T *tensor, int vector, const Vector &value) const {
+    if (whole(vector)) {
+      *reinterpret_cast<Vector *>(tensor + place(vector)) = value;
+      return;
     }
-    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < VEC; ++k)
+      if (has(vector, k)) tensor[place(vector) + k] = from_float<T>(value.get(k));
   }
+};
 
-  __device__ void await_tile(int tile, const Position &position) const {
-    if (position.first + tile * TILE < position.end) await(barrier(tile), 0);
-  }
+struct Tile {
+  Vector held[ITEMS];
 
-  // What lies beyond the row becomes `padding`.
-  __device__ void load(Tile &into, int input, int tile, const Position &position, float padding) const {
+  // function(element) for each element
+  template <typename Function> __device__ void each(Function function) {
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
-      if (position.column(tile, item) < position.end) {
-        const Words words = load_shared<Words>(place(input, tile) + (item * THREADS + position.thread) * 16);
-        into.held[item] = reinterpret_cast<const Vector &>(words);
+#pragma unroll
+      for (int k = 0; k < VEC; ++k) function(held[item].get(k));
+      held[item].stay_packed();
+    }
+  }
+};
+
+template <int PENDING> __device__ inline void await_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+
+struct Stage {
+  Vector *memory;
+
+  __device__ Stage() {
+    extern __shared__ uint4 dynamic[];
+    memory = reinterpret_cast<Vector *>(dynamic);
+  }
+  __device__ Vector *place(int input, int vector, const Part &part) const { return memory + input * SLICE + (vector - part.first); }
+
+  __device__ void copy(const T *const (&tensors)[INPUTS], const Part &part) const {
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+      for (int item = 0; item < ITEMS; ++item) {
+        const int vector = part.vector(tile, item);
+        if (vector >= part.end) break;
+        const int bytes = vector + 1 == part.vectors ? part.last_bytes : 16;
+#pragma unroll
+        for (int input = 0; input < INPUTS; ++input)
+          asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(
+                           place(input, vector, part))),
+                       "l"(tensors[input] + part.place(vector)), "r"(bytes)
+                       : "memory");
+      }
+      asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+  }
+
+  // `tile` is a constant where the loop around it is unrolled.
+  __device__ void await_tile(int tile) const {
+    switch (TILES - 1 - tile) {
+    case 0: return await_groups<0>();
+    case 1: return await_groups<1>();
+    case 2: return await_groups<2>();
+    case 3: return await_groups<3>();
+    case 4: return await_groups<4>();
+    case 5: return await_groups<5>();
+    case 6: return await_groups<6>();
+    default: return await_groups<7>();
+    }
+  }
+
+  // What is not of the row becomes `padding`.
+  __device__ void load(Tile &into, int input, int tile, const Part &part, float padding) const {
+#pragma unroll
+    for (int item = 0; item < ITEMS; ++item) {
+      const int vector = part.vector(tile, item);
+      if (vector < part.end) {
+        into.held[item] = *place(input, vector, part);
+        if (!part.whole(vector))
+          into.held[item].transform([&](int k, float value) { return part.has(vector, k) ? value : padding; });
       } else {
         into.held[item].fill(padding);
       }
     }
   }
+};
+
+// Where the warps of all blocks bring their part of a row's result together. Partial has COUNT (1 or 2) floats `part`,
+// merge(other), and a default that merges to nothing.
+template <typename Partial> struct Meeting {
+  float2 *slots;
+#if CLUSTER > 1
+  unsigned barrier;
+#endif
+
+  __device__ Meeting() {
+    __shared__ float2 memory[CLUSTER * WARPS];
+    slots = memory;
+#if CLUSTER > 1
+    __shared__ unsigned long long arrived;
+    barrier = (unsigned)__cvta_generic_to_shared(&arrived);
+    if (threadIdx.x == 0) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"((int)sizeof(memory)) : "memory");
+    }
+    // the fence has released the barrier: a release by every thread here took 4% of softmax's time on an H200
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+  }
+
+  // All threads of all blocks get the same total.
+  __device__ Partial reduce(Partial mine, const Part &part) const {
+    mine = reduce_warp(mine);
+    const int warp = (int)threadIdx.x / 32, lane = threadIdx.x % 32;
+    const float2 told = {mine.part[0], mine.part[Partial::COUNT - 1]};
+#if CLUSTER > 1
+    cluster_wait();  // siblings must have started before they are written to
+    if (lane < CLUSTER) push(slots + part.rank * WARPS + warp, lane, told);
+    asm volatile("{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], 0;\n"
+                 "@!p bra AGAIN;\n}" ::"r"(barrier)
+                 : "memory");
+#else
+    if (lane == 0) slots[warp] = told;
+    __syncthreads();
+#endif
+    Partial total;
+    for (int other = lane; other < CLUSTER * WARPS; other += 32) {
+      const float2 theirs = slots[other];
+      Partial one;
+      one.part[0] = theirs.x;
+      if constexpr (Partial::COUNT > 1) one.part[1] = theirs.y;
+      total.merge(one);
+    }
+    return reduce_warp(total);
+  }
+
+private:
+  __device__ static Partial reduce_warp(Partial mine) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      Partial other;
+#pragma unroll
+      for (int k = 0; k < Partial::COUNT; ++k) other.part[k] = __shfl_xor_sync(ALL_LANES, mine.part[k], distance);
+      mine.merge(other);
+    }
+    return mine;
+  }
+
+#if CLUSTER > 1
+  // To block `rank`, whose barrier counts the bytes: a block leaves when it has all that is for it, and needs no other barrier.
+  __device__ void push(const float2 *slot, unsigned rank, float2 value) const {
+    unsigned there, counted;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"((unsigned)__cvta_generic_to_shared(slot)), "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counted) : "r"(barrier), "r"(rank));
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(there), "f"(value.x),
+                 "f"(value.y), "r"(counted)
+                 : "memory");
+  }
+#endif
 };

@@ -1,0 +1,51 @@
+// y = x / sqrt(mean(x * x) + eps) * weight over each row, which a cluster of blocks holds in its shared memory. With MIXED the
+// weight is float beside halves.
+
+static_assert(!RAGGED, "weights are read in vectors");
+
+#if MIXED
+using Gain = float;
+struct alignas(16) Gains {
+  float value[VEC];
+  __device__ float get(int k) const { return value[k]; }
+};
+#else
+using Gain = T;
+using Gains = Vector;
+#endif
+
+struct Squares {
+  static constexpr int COUNT = 1;
+  float part[COUNT] = {0.0f};
+
+  __device__ void merge(const Squares &other) { part[0] += other.part[0]; }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    staged_rms_norm(T *__restrict__ y, const T *__restrict__ x, const Gain *__restrict__ weight, float eps, long long rows) {
+  const Part part(rows);
+  const Stage stage;
+  stage.copy({x}, part);
+  const Meeting<Squares> meeting;
+  Tile tile;
+  Squares total;
+#pragma unroll
+  for (int k = 0; k < TILES; ++k) {
+    stage.await_tile(k);
+    stage.load(tile, 0, k, part, 0.0f);
+    tile.each([&](float value) { total.part[0] = fmaf(value, value, total.part[0]); });
+  }
+  const float inverse = 1.0f / sqrtf(meeting.reduce(total, part).part[0] / COLS + eps);
+#pragma unroll 1
+  for (int k = 0; k < TILES; ++k) {
+    stage.load(tile, 0, k, part, 0.0f);
+#pragma unroll
+    for (int item = 0; item < ITEMS; ++item) {
+      const int vector = part.vector(k, item);
+      if (vector >= part.end) break;
+      const Gains gain = *reinterpret_cast<const Gains *>(weight + (long long)vector * VEC);
+      tile.held[item].transform([&](int e, float value) { return value * inverse * gain.get(e); });
+      part.store(y, vector, tile.held[item]);
+    }
+  }
+}
