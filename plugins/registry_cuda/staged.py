@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, 
 from .number import C_TYPES, number_reasons
 
 _SHARED_FILES = ("number.cuh", "cluster.cuh", "staged.cuh")
-_VECTOR = 16
+_VECTOR, _LINE = 16, 128
 _LEAST_BYTES = 16 * 1024
 _MANY_BYTES = 64 * 1024
 _MANY_ROWS = 64
@@ -20,8 +21,8 @@ _MOST_TILES = 8
 _GRID_LIMIT = 2**31 - 1
 _RESERVED = 1024
 """Shared memory of a block that the driver keeps."""
-_MOST_THREADS = 1536
-"""Of a multiprocessor: leaves 40 registers for each."""
+_MOST_THREADS = {1: 2048, 2: 1536, 4: 1024}
+"""Of a multiprocessor, by vectors of a thread in a tile, which need so many registers more."""
 _COMFORTABLE_PART, _COMFORTABLE_THREADS, _COMFORTABLE_ITEMS = 64 * 1024, 512, 2
 """What the default comes close to."""
 _KEPT = 1024
@@ -31,9 +32,9 @@ class StagedRows(CudaImplementation):
     """A row in shared memory: threads copy it asynchronously, and it is read from memory once.
 
     Rows need not begin at a multiple of 16 bytes: the vectors that they share with their neighbours are taken apart.
-    From compute capability 9.0 on the blocks of a cluster may share a row; they push their part of its result to one
-    another, and wait for the bytes alone. (A barrier of the cluster instead took 1.07 to 1.15 of the time on an H200,
-    the copy engine 1.03 to 1.07, and blocks that stay and go through several rows 1.05 to 1.6.)
+    From compute capability 9.0 on the blocks of a cluster may share a row; they store their part of its result in one
+    another's memory, and wait for these alone. (Barriers of the cluster instead took 1.07 to 1.15 of the time on an
+    H200, the copy engine 1.03 to 1.07, and blocks that stay and go through several rows 1.1 to 1.6.)
 
     cluster   blocks that have a part of a row each
     threads   of a block
@@ -96,6 +97,7 @@ class StagedRows(CudaImplementation):
                 "ITEMS": config["items"],
                 "THREADS": threads,
                 "CLUSTER": cluster,
+                "SLICE": _slice(row, config),
                 "INPUTS": inputs,
                 "RESIDENT": _resident(row, inputs, config, shared_limit(device.target)),
                 **self.constants(problem),
@@ -160,9 +162,10 @@ class _Row(NamedTuple):
 
     @property
     def vectors(self) -> int:
-        """Most vectors that a row touches, wherever it begins."""
-        ragged = self.cols % self.vector != 0
-        return -(-(self.cols + ragged * (self.vector - 1)) // self.vector)
+        """Most vectors of a row, wherever it begins, from the line of 128 bytes on that has its first element."""
+        line = _LINE // self.itemsize
+        most_lead = line - math.gcd(self.cols, line)
+        return -(-(self.cols + most_lead) // self.vector)
 
 
 def _row_bytes(problem: Problem) -> int:
@@ -175,8 +178,9 @@ def _most_cluster(device: Device) -> int:
 
 
 def _slice(row: _Row, config: Config) -> int:
-    """Vectors of a block's part of a row."""
-    return int(-(-row.vectors // config["cluster"]))
+    """Vectors of a block's part of a row: whole lines."""
+    a_line = _LINE // _VECTOR
+    return int(-(-row.vectors // (config["cluster"] * a_line)) * a_line)
 
 
 def _tiles(row: _Row, config: Config) -> int:
@@ -184,9 +188,9 @@ def _tiles(row: _Row, config: Config) -> int:
 
 
 def _shared_bytes(row: _Row, inputs: int, config: Config) -> int:
-    """Of a block: its part of the row, two numbers of each warp of the cluster with their barrier, the driver's."""
+    """Of a block: its part of the row, two numbers of each warp of the cluster, the driver's."""
     warps = config["cluster"] * config["threads"] // 32
-    return int(inputs * _slice(row, config) * _VECTOR + 8 * (warps + 1) + _RESERVED)
+    return int(inputs * _slice(row, config) * _VECTOR + 8 * warps + _RESERVED)
 
 
 @lru_cache(maxsize=_KEPT)
@@ -206,7 +210,9 @@ def _space(row: _Row, inputs: int, most_cluster: int, limit: int) -> Space:
 
 def _resident(row: _Row, inputs: int, config: Config, limit: int) -> int:
     """Blocks of a multiprocessor: what its shared memory and registers allow."""
-    return int(max(1, min(_MOST_THREADS // config["threads"], limit // _shared_bytes(row, inputs, config))))
+    return int(
+        max(1, min(_MOST_THREADS[config["items"]] // config["threads"], limit // _shared_bytes(row, inputs, config)))
+    )
 
 
 def _distance(row: _Row, inputs: int, config: Config) -> tuple[float, ...]:

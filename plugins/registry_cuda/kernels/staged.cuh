@@ -1,34 +1,35 @@
 // Rows of COLS elements, of each of which a cluster of CLUSTER blocks holds INPUTS tensors' in shared memory, read from there as
-// often as need be. A row may begin anywhere: its window are the vectors of 16 bytes that touch it, and what they have of its
-// neighbours is replaced. A thread copies what it will read itself, asynchronously, so that no barrier is needed before it does.
+// often as need be. A row may begin anywhere: its window begins with the line of 128 bytes that has its first element, and what
+// the window has of its neighbours is replaced. A thread copies what it will read itself, asynchronously, so that no barrier is
+// needed before it does. Parts of a row begin with a line, too: a warp's copies that straddle lines took 4% more time on an H200.
 
 constexpr int WARPS = THREADS / 32;
 constexpr unsigned ALL_LANES = 0xffffffffu;
-constexpr bool RAGGED = COLS % VEC != 0;
-constexpr int MOST_VECTORS = (COLS + (RAGGED ? VEC - 1 : 0) + VEC - 1) / VEC;  // of a window
-constexpr int SLICE = (MOST_VECTORS + CLUSTER - 1) / CLUSTER;                  // vectors of a block
-constexpr int TILES = (SLICE + THREADS * ITEMS - 1) / (THREADS * ITEMS);
+constexpr int LINE = 128 / sizeof(T);
+constexpr bool RAGGED = COLS % LINE != 0;
+constexpr int TILES = (SLICE + THREADS * ITEMS - 1) / (THREADS * ITEMS);  // SLICE: vectors of a block
 static_assert(VEC * sizeof(T) == 16 && TILES <= 8, "vectors of 16 bytes, and as many tiles as await_tile can tell apart");
-static_assert((CLUSTER - 1) * SLICE < COLS / VEC, "each block has a part");
+static_assert(SLICE * VEC % LINE == 0 && (CLUSTER - 1) * SLICE < COLS / VEC && CLUSTER * SLICE >= (COLS + VEC - 1) / VEC,
+              "parts begin with a line, and each block has one");
 
 // A block's part of its row.
 struct Part {
-  unsigned rank;      // which of the cluster's blocks
-  long long origin;   // where the window begins in a tensor
-  int lead;           // elements of the window before the row
-  int vectors;        // of the window
-  int first, end;     // this block's
-  int last_bytes;     // of the window's last vector, which may reach beyond the tensor
+  unsigned rank;     // which of the cluster's blocks
+  long long origin;  // where the window begins in a tensor
+  int lead;          // elements of the window before the row
+  int vectors;       // of the window
+  int first, end;    // this block's
+  int last_bytes;    // of the window's last vector, which may reach beyond the tensor
 
   __device__ explicit Part(long long rows) {
     const long long row = blockIdx.x / CLUSTER, start = row * COLS;
     rank = blockIdx.x % CLUSTER;
-    lead = RAGGED ? (int)(start % VEC) : 0;
+    lead = RAGGED ? (int)(start % LINE) : 0;
     origin = start - lead;
-    vectors = RAGGED ? (lead + COLS + VEC - 1) / VEC : COLS / VEC;
+    vectors = (lead + COLS + VEC - 1) / VEC;
     first = rank * SLICE;
     end = min(first + SLICE, vectors);
-    last_bytes = RAGGED && row + 1 == rows ? (lead + COLS - (vectors - 1) * VEC) * (int)sizeof(T) : 16;
+    last_bytes = COLS % VEC != 0 && row + 1 == rows ? (lead + COLS - (vectors - 1) * VEC) * (int)sizeof(T) : 16;
   }
   __device__ int vector(int tile, int item) const { return first + (tile * ITEMS + item) * THREADS + (int)threadIdx.x; }
   __device__ long long place(int vector) const { return origin + (long long)vector * VEC; }
@@ -120,48 +121,54 @@ struct Stage {
   }
 };
 
-// Where the warps of all blocks bring their part of a row's result together. Partial has COUNT (1 or 2) floats `part`,
-// merge(other), and a default that merges to nothing.
+// Where the warps of all blocks bring their part of a row's result together: each stores its own in a slot of every block, and
+// waits until all slots have been stored to. (An mbarrier that counts them took 4 to 5% of softmax's time on an H200, by its
+// initialisation alone.) Partial has COUNT (1 or 2) floats `part`, merge(other), and a default that merges to nothing.
 template <typename Partial> struct Meeting {
-  float2 *slots;
-#if CLUSTER > 1
-  unsigned barrier;
-#endif
+  using Bits = unsigned long long;
+  static constexpr int SLOTS = CLUSTER * WARPS;
+  static constexpr Bits EMPTY = 0xffe5c3a1ffd2b497ull;  // NaN with payloads that no arithmetic makes
+  Bits *slots;
 
+  // Before anything is waited for: the slots are emptied.
   __device__ Meeting() {
-    __shared__ float2 memory[CLUSTER * WARPS];
+    __shared__ Bits memory[SLOTS];
     slots = memory;
 #if CLUSTER > 1
-    __shared__ unsigned long long arrived;
-    barrier = (unsigned)__cvta_generic_to_shared(&arrived);
-    if (threadIdx.x == 0) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"((int)sizeof(memory)) : "memory");
-    }
-    // the fence has released the barrier: a release by every thread here took 4% of softmax's time on an H200
+    for (int slot = threadIdx.x; slot < SLOTS; slot += THREADS)
+      asm volatile("st.relaxed.cluster.shared::cta.b64 [%0], %1;" ::"r"(shared(slots + slot)), "l"(EMPTY) : "memory");
+    // relaxed: whoever stores to a slot has read there that it is empty (a release here took 2 to 3%)
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+  }
+
+  // While copies are on their way: the siblings have started, and the slots that this warp will store to are empty.
+  __device__ void greet(const Part &part) const {
+#if CLUSTER > 1
+    cluster_wait();
+    if (lane() >= CLUSTER) return;
+    Bits found;
+    do asm volatile("ld.relaxed.cluster.shared::cluster.b64 %0, [%1];" : "=l"(found) : "r"(own_slot_at(lane(), part)) : "memory");
+    while (found != EMPTY);
 #endif
   }
 
   // All threads of all blocks get the same total.
   __device__ Partial reduce(Partial mine, const Part &part) const {
     mine = reduce_warp(mine);
-    const int warp = (int)threadIdx.x / 32, lane = threadIdx.x % 32;
-    const float2 told = {mine.part[0], mine.part[Partial::COUNT - 1]};
+    const float2 pair = {mine.part[0], mine.part[Partial::COUNT - 1]};
+    const Bits told = reinterpret_cast<const Bits &>(pair);
 #if CLUSTER > 1
-    cluster_wait();  // siblings must have started before they are written to
-    if (lane < CLUSTER) push(slots + part.rank * WARPS + warp, lane, told);
-    asm volatile("{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], 0;\n"
-                 "@!p bra AGAIN;\n}" ::"r"(barrier)
-                 : "memory");
+    if (lane() < CLUSTER)
+      asm volatile("st.relaxed.cluster.shared::cluster.b64 [%0], %1;" ::"r"(own_slot_at(lane(), part)), "l"(told) : "memory");
 #else
-    if (lane == 0) slots[warp] = told;
+    if (lane() == 0) slots[threadIdx.x / 32] = told;
     __syncthreads();
 #endif
     Partial total;
-    for (int other = lane; other < CLUSTER * WARPS; other += 32) {
-      const float2 theirs = slots[other];
+    for (int slot = lane(); slot < SLOTS; slot += 32) {
+      const Bits bits = stored(slot);
+      const float2 theirs = reinterpret_cast<const float2 &>(bits);
       Partial one;
       one.part[0] = theirs.x;
       if constexpr (Partial::COUNT > 1) one.part[1] = theirs.y;
@@ -171,6 +178,29 @@ template <typename Partial> struct Meeting {
   }
 
 private:
+  __device__ static int lane() { return threadIdx.x % 32; }
+  __device__ static unsigned shared(const void *place) { return (unsigned)__cvta_generic_to_shared(place); }
+
+#if CLUSTER > 1
+  // This warp's slot in block `rank`.
+  __device__ unsigned own_slot_at(unsigned rank, const Part &part) const {
+    unsigned there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(there)
+                 : "r"(shared(slots + part.rank * WARPS + threadIdx.x / 32)), "r"(rank));
+    return there;
+  }
+  // A block leaves when all of its slots have been stored to, so that none is stored to later.
+  __device__ Bits stored(int slot) const {
+    Bits found;
+    do asm volatile("ld.relaxed.cluster.shared::cta.b64 %0, [%1];" : "=l"(found) : "r"(shared(slots + slot)) : "memory");
+    while (found == EMPTY);
+    return found;
+  }
+#else
+  __device__ Bits stored(int slot) const { return slots[slot]; }
+#endif
+
   __device__ static Partial reduce_warp(Partial mine) {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
@@ -181,16 +211,4 @@ private:
     }
     return mine;
   }
-
-#if CLUSTER > 1
-  // To block `rank`, whose barrier counts the bytes: a block leaves when it has all that is for it, and needs no other barrier.
-  __device__ void push(const float2 *slot, unsigned rank, float2 value) const {
-    unsigned there, counted;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"((unsigned)__cvta_generic_to_shared(slot)), "r"(rank));
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counted) : "r"(barrier), "r"(rank));
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(there), "f"(value.x),
-                 "f"(value.y), "r"(counted)
-                 : "memory");
-  }
-#endif
 };

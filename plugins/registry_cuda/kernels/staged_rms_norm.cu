@@ -1,7 +1,7 @@
 // y = x / sqrt(mean(x * x) + eps) * weight over each row, which a cluster of blocks holds in its shared memory. With MIXED the
 // weight is float beside halves.
 
-static_assert(!RAGGED, "weights are read in vectors");
+static_assert(COLS % VEC == 0, "weights are read in vectors");
 
 #if MIXED
 using Gain = float;
@@ -25,8 +25,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     staged_rms_norm(T *__restrict__ y, const T *__restrict__ x, const Gain *__restrict__ weight, float eps, long long rows) {
   const Part part(rows);
   const Stage stage;
-  stage.copy({x}, part);
   const Meeting<Squares> meeting;
+  stage.copy({x}, part);
+  meeting.greet(part);
   Tile tile;
   Squares total;
 #pragma unroll
@@ -43,7 +44,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     for (int item = 0; item < ITEMS; ++item) {
       const int vector = part.vector(k, item);
       if (vector >= part.end) break;
-      const Gains gain = *reinterpret_cast<const Gains *>(weight + (long long)vector * VEC);
+      if (!part.whole(vector)) continue;
+      const Gains gain = *reinterpret_cast<const Gains *>(weight + (vector * VEC - part.lead));
       tile.held[item].transform([&](int e, float value) { return value * inverse * gain.get(e); });
       part.store(y, vector, tile.held[item]);
     }

@@ -51,8 +51,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     staged_softmax(T *__restrict__ y, const T *__restrict__ x, long long rows) {
   const Part part(rows);
   const Stage stage;
-  stage.copy({x}, part);
   const Meeting<Normaliser> meeting;
+  stage.copy({x}, part);
+  meeting.greet(part);
   Tile tile;
   Normaliser total;
 #pragma unroll

@@ -11,8 +11,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     staged_softmax_backward(T *__restrict__ grad_x, const T *__restrict__ grad_y, const T *__restrict__ y, long long rows) {
   const Part part(rows);
   const Stage stage;
-  stage.copy({grad_y, y}, part);
   const Meeting<Dot> meeting;
+  stage.copy({grad_y, y}, part);
+  meeting.greet(part);
   Tile gradient, weight;
   Dot total;
 #pragma unroll
