@@ -309,15 +309,17 @@ def topk_softmax_backward_implementations() -> Sequence[registry.Implementation]
 @registry.implements("cross_entropy")
 def cross_entropy_implementations() -> Sequence[registry.Implementation]:
     from .losses.cross_entropy import OnlineCrossEntropy, RowCrossEntropy, SplitCrossEntropy
+    from .losses.ragged_cross_entropy import RaggedCrossEntropy
 
-    return [RowCrossEntropy(), OnlineCrossEntropy(), SplitCrossEntropy()]
+    return [RowCrossEntropy(), OnlineCrossEntropy(), SplitCrossEntropy(), RaggedCrossEntropy()]
 
 
 @registry.implements("cross_entropy_backward")
 def cross_entropy_backward_implementations() -> Sequence[registry.Implementation]:
     from .losses.cross_entropy_backward import TileCrossEntropyBackward
+    from .losses.ragged_cross_entropy import RaggedCrossEntropyBackward
 
-    return [TileCrossEntropyBackward()]
+    return [TileCrossEntropyBackward(), RaggedCrossEntropyBackward()]
 
 
 @registry.implements("fused_linear_cross_entropy")

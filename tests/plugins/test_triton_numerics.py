@@ -52,6 +52,8 @@ OF_ATTENTION = [str(Path(__file__).with_name("test_triton_attention.py"))]
 _NO_LOOPS = "interpreter does not loop with this NumPy"
 MOST = 12_000
 """Elements of a problem here: the interpreter takes milliseconds a program."""
+LONG_ROWS = {"triton.split": 9001, "triton.ragged": 2051}
+"""Columns of what takes none of the op's short examples."""
 
 
 def test_an_implementation_of_each_op_is_right_in_the_interpreter(tmp_path: Path) -> None:
@@ -102,10 +104,10 @@ def _interpreter_that_loops() -> None:
 def problems(op: Op, implementation: Implementation, device: Device) -> list[Problem]:
     """Odd and small problems; more columns where an implementation only takes long rows."""
     dims: list[Mapping[str, Any]] = [dims for dims in op.examples if _elements(dims) <= MOST]
-    if implementation.name == "triton.split":
+    if cols := LONG_ROWS.get(implementation.name):
         dtypes = ("float32", "float16", "bfloat16")
         chosen = [{name: of[place % len(of)] for name, of in op.choices.items()} for place in range(len(dtypes))]
-        dims = [{"rows": 3, "cols": 9001, "dtype": dtype, **one} for dtype, one in zip(dtypes, chosen, strict=True)]
+        dims = [{"rows": 3, "cols": cols, "dtype": dtype, **one} for dtype, one in zip(dtypes, chosen, strict=True)]
     found = [op.problem_of(point) for point in dims]
     return covering(problem for problem in found if not list(implementation.unsupported(problem, device)))
 
