@@ -1,4 +1,4 @@
-"""triton.ragged on a GPU: every configuration, weights and reductions, rows that end anywhere, ignored and wrong targets."""
+"""triton.ragged on a GPU: every configuration, weights, reductions and kinds of targets; rows that end anywhere."""
 
 from __future__ import annotations
 
