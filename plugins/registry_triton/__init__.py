@@ -317,7 +317,7 @@ def cross_entropy_implementations() -> Sequence[registry.Implementation]:
 @registry.implements("cross_entropy_backward")
 def cross_entropy_backward_implementations() -> Sequence[registry.Implementation]:
     from .losses.cross_entropy_backward import TileCrossEntropyBackward
-    from .losses.ragged_cross_entropy import RaggedCrossEntropyBackward
+    from .losses.ragged_cross_entropy_backward import RaggedCrossEntropyBackward
 
     return [TileCrossEntropyBackward(), RaggedCrossEntropyBackward()]
 

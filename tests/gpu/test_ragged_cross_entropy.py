@@ -13,7 +13,8 @@ from registry.device import Device
 from registry.dispatch.plans.plan import Candidate, build
 from registry.problem import Value
 from registry.testing import check_implementation
-from registry_triton.losses.ragged_cross_entropy import RaggedCrossEntropy, RaggedCrossEntropyBackward
+from registry_triton.losses.ragged_cross_entropy import RaggedCrossEntropy
+from registry_triton.losses.ragged_cross_entropy_backward import RaggedCrossEntropyBackward
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)

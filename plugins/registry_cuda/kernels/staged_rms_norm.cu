@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const Stage stage;
   const Meeting<Squares> meeting;
   stage.copy({x}, part);
-  meeting.greet(part);
+  meeting.greet();
   Tile tile;
   Squares total;
 #pragma unroll

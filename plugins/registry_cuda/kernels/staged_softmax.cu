@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const Stage stage;
   const Meeting<Normaliser> meeting;
   stage.copy({x}, part);
-  meeting.greet(part);
+  meeting.greet();
   Tile tile;
   Normaliser total;
 #pragma unroll

@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const Stage stage;
   const Meeting<Dot> meeting;
   stage.copy({grad_y, y}, part);
-  meeting.greet(part);
+  meeting.greet();
   Tile gradient, weight;
   Dot total;
 #pragma unroll

@@ -1,8 +1,7 @@
-"""Cross-entropy and its gradient where a row is no whole number of 16 bytes, so that rows begin anywhere.
+"""Cross-entropy where a row is no whole number of 16 bytes, so that rows begin anywhere.
 
-Loads and stores of 16 bytes need addresses that are multiples of it: the loss takes a row's few elements before the
-first such address, and behind the last, apart from the others; the gradient goes through all rows as if they were one.
-Semantics are those of the kernels of ``cross_entropy`` and ``cross_entropy_backward``.
+Loads of 16 bytes need addresses that are multiples of it: a row's few elements before the first such address, and
+behind the last, are read apart from the others. Semantics are those of the kernels of ``cross_entropy``.
 """
 
 from __future__ import annotations
@@ -56,74 +55,3 @@ def ragged_cross_entropy(
         if weight is not None:
             all_mass += tl.sum(rest_mass, axis=0)
         _finish(losses, lses, row, x, target, weight, lse, all_weighed, all_mass, smoothing, cols)
-
-
-@triton.jit
-def _terms(
-    row, grad_loss, targets, weight, lses, totals, ignore_index, smoothing, rows, cols, PER_ROW: tl.constexpr,
-    MEAN: tl.constexpr,
-):  # fmt: skip
-    """Of a row: whether it counts, its target (-1: none), lse, and factors of the powers, of the target, of all."""
-    there = row < rows
-    target = tl.load(targets + row, mask=there, other=0)
-    kept = there & (target != ignore_index)
-    inside = kept & (target >= 0) & (target < cols)
-    factor = tl.load(grad_loss + (row if PER_ROW else 0), mask=kept, other=0.0).to(tl.float32)
-    if MEAN:
-        factor = factor / tl.load(totals)
-    factor = tl.where(inside, factor, float("nan"))
-    of_target = 1.0 - smoothing
-    if weight is not None:
-        of_target *= tl.load(weight + target, mask=inside, other=0.0).to(tl.float32)
-        of_powers = of_target + smoothing / cols.to(tl.float32) * tl.load(totals + 1)
-    else:
-        of_powers = of_target + smoothing
-    lse = tl.load(lses + row, mask=kept, other=0.0)
-    even = smoothing / cols.to(tl.float32) * factor
-    return kept, tl.where(inside, target, -1).to(tl.int32), lse, of_powers * factor, of_target * factor, even
-
-
-@triton.jit(do_not_specialize=["ignore_index", "rows", "cols"])
-def ragged_cross_entropy_backward(
-    grad_logits, grad_loss, logits, targets, weight, lses, totals, ignore_index, smoothing, rows, cols,
-    BLOCK: tl.constexpr, VECTOR: tl.constexpr, PER_ROW: tl.constexpr, MEAN: tl.constexpr,
-):  # fmt: skip
-    """BLOCK elements a program, each read and written once. BLOCK <= cols, so that they are of two rows at most."""
-    begin = tl.program_id(0).to(tl.int64) * BLOCK
-    last = rows.to(tl.int64) * cols
-    row = begin // cols
-    # what is behind the last whole vector is with the last program
-    whole = last // VECTOR * VECTOR
-    kept, target, lse, of_powers, of_target, even = _terms(
-        row, grad_loss, targets, weight, lses, totals, ignore_index, smoothing, rows, cols, PER_ROW, MEAN
-    )
-    next_kept, next_target, next_lse, next_of_powers, next_of_target, next_even = _terms(
-        row + 1, grad_loss, targets, weight, lses, totals, ignore_index, smoothing, rows, cols, PER_ROW, MEAN
-    )
-    skipped = (begin - row * cols).to(tl.int32)
-    for part in tl.static_range(2):
-        if part == 0:
-            item = tl.arange(0, BLOCK)
-            mask = begin + item < whole
-        else:
-            item = (whole - begin).to(tl.int32) + tl.arange(0, VECTOR)
-            mask = (item >= 0) & (item < BLOCK) & (begin + item < last)
-        col = item + skipped
-        later = col >= cols
-        col = tl.where(later, col - cols, col)
-        counts = tl.where(later, next_kept, kept)
-        value = tl.zeros(item.shape, tl.float32)
-        if kept | next_kept:
-            value = tl.load(logits + begin + item, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        gradient = tl.exp2((value - tl.where(later, next_lse, lse)) * LOG2E) * tl.where(
-            later, next_of_powers, of_powers
-        )
-        gradient -= tl.where(
-            col == tl.where(later, next_target, target), tl.where(later, next_of_target, of_target), 0.0
-        )
-        each = tl.where(later, next_even, even)
-        if weight is not None:
-            gains = tl.load(weight + col, mask=mask & (smoothing > 0.0), other=0.0, eviction_policy="evict_last")
-            each *= gains.to(tl.float32)
-        gradient = tl.where(counts, gradient - each, 0.0).to(grad_logits.dtype.element_ty)
-        tl.store(grad_logits + begin + item, gradient, mask=mask, eviction_policy="evict_first")
