@@ -25,25 +25,27 @@ def gelu_implementations() -> list[Implementation]:
 
 @registry.implements("softmax")
 def softmax_implementations() -> list[Implementation]:
+    from .async_rows import AsyncSoftmax
     from .rows import CudaSoftmax, cluster, looped, row
     from .staged import StagedSoftmax
 
-    return [CudaSoftmax(row), CudaSoftmax(cluster), CudaSoftmax(looped), StagedSoftmax()]
+    return [CudaSoftmax(row), CudaSoftmax(cluster), CudaSoftmax(looped), StagedSoftmax(), AsyncSoftmax()]
 
 
 @registry.implements("softmax_backward")
 def softmax_backward_implementations() -> list[Implementation]:
+    from .async_rows import AsyncSoftmaxBackward
     from .staged import StagedSoftmaxBackward
 
-    return [StagedSoftmaxBackward()]
+    return [StagedSoftmaxBackward(), AsyncSoftmaxBackward()]
 
 
 @registry.implements("rms_norm")
 def rms_norm_implementations() -> list[Implementation]:
+    from .async_rows import AsyncRmsNorm
     from .rows import CudaRmsNorm, cluster, looped, row
-    from .staged import StagedRmsNorm
 
-    return [CudaRmsNorm(row), CudaRmsNorm(cluster), CudaRmsNorm(looped), StagedRmsNorm()]
+    return [CudaRmsNorm(row), CudaRmsNorm(cluster), CudaRmsNorm(looped), AsyncRmsNorm()]
 
 
 @registry.implements("rms_norm_backward")

@@ -1,115 +1,102 @@
-"""softmax, its gradient and rms_norm over rows in the shared memory of a block or of a cluster."""
+"""softmax and its gradient over long rows, which a cluster of blocks holds in its shared memory."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from registry import Config, Device, Launch, Problem, Space
 from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, shared_limit
 
 from .number import C_TYPES, number_reasons
 
-_SHARED_FILES = ("number.cuh", "cluster.cuh", "staged.cuh")
-_VECTOR, _LINE = 16, 128
-_LEAST_BYTES = 16 * 1024
-_MANY_BYTES = 64 * 1024
-_MANY_ROWS = 64
-_MOST_TILES = 8
+_SHARED_FILES = ("number.cuh", "cluster.cuh", "row.cuh", "tensor_core.cuh", "warpgroup.cuh")
+_VECTOR = 16
+_SHORTEST = 16 * 1024
+_LONG = 64 * 1024
+_LEAST_TILE = 256
+_MOST_COLS = 2**31 - 2**18
 _GRID_LIMIT = 2**31 - 1
-_RESERVED = 1024
-"""Shared memory of a block that the driver keeps."""
-_MOST_THREADS = {1: 2048, 2: 1536, 4: 1024}
-"""Of a multiprocessor, by vectors of a thread in a tile, which need so many registers more."""
-_COMFORTABLE_PART, _COMFORTABLE_THREADS, _COMFORTABLE_ITEMS = 64 * 1024, 512, 2
-"""What the default comes close to."""
+_BARRIERS = 128
+_STATIC = 1024
+"""Bytes of a block beside what it stages: its reductions, and what the driver keeps."""
+_THREADS_AT_ONCE = 1536
+"""Of a multiprocessor: leaves 40 registers for each."""
+_FEW_ROWS = 64
 _KEPT = 1024
 
 
 class StagedRows(CudaImplementation):
-    """A row in shared memory: threads copy it asynchronously, and it is read from memory once.
+    """A row in the shared memory of a cluster's blocks: the copy engine brings it, and it is read from memory once.
 
-    Rows need not begin at a multiple of 16 bytes: the vectors that they share with their neighbours are taken apart.
-    From compute capability 9.0 on the blocks of a cluster may share a row; they store their part of its result in one
-    another's memory, and wait for these alone. (On an H200 softmax by the copy engine and barriers of the cluster took
-    1.08 of its time, and by blocks that stay and go through several rows 1.1 to 1.4.)
+    Several blocks share a multiprocessor, so that some are filled while others are reduced or written. (Blocks that go
+    through several rows, and are filled ahead, took 1.05 to 1.6 of the time on an H200.)
 
     cluster   blocks that have a part of a row each
     threads   of a block
-    items     vectors of a thread in a tile, which is awaited as a whole
+    items     vectors of a thread in a tile, which is one copy
     """
 
     name = "cuda.staged"
     inputs: tuple[str, ...]
     output: str
     kernel: str
-    parameters: tuple[str, ...] = ()
-    """Of the kernel, after its inputs."""
-    ragged = True
-    """Whether a row may be of any number of elements."""
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         yield from super().unsupported(problem, device)
         yield from number_reasons(problem)
         if problem.dtype not in C_TYPES:
             return
-        if device.type == "cuda" and device.capability[0] < 8:
-            yield f"copies need compute capability 8.0, this GPU has {'.'.join(map(str, device.capability))}"
+        if device.type == "cuda" and device.capability[0] < 9:
+            yield f"the copy engine is of compute capability 9.0, this GPU has {'.'.join(map(str, device.capability))}"
         if not problem.traits["aligned"]:
             yield f"tensors do not begin at multiples of {_VECTOR} bytes"
         length = _row_bytes(problem)
-        if length % _VECTOR and not self.ragged:
+        if length % _VECTOR:
             yield f"a row of {length} bytes is no multiple of {_VECTOR}"
-        if length < _LEAST_BYTES:
-            yield f"a row of {length} bytes is too short for shared memory (from {_LEAST_BYTES} on)"
-        elif not self.space(problem, device).configs:
-            blocks = "a block" if _most_cluster(device) == 1 else f"{_most_cluster(device)} blocks"
-            yield f"a row of {length} bytes does not fit in the shared memory of {blocks}"
-        if problem.rows * _most_cluster(device) > _GRID_LIMIT:
+        elif length < _SHORTEST:
+            yield f"a row of {length} bytes is too short for shared memory (from {_SHORTEST} on)"
+        elif problem.cols > _MOST_COLS or not self.space(problem, device).configs:
+            yield f"a row of {length} bytes does not fit in the shared memory of a cluster"
+        if problem.rows * 8 > _GRID_LIMIT:
             yield f"{problem.rows} rows are more than a grid of {_GRID_LIMIT} blocks can hold"
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Parts of a row, and how they are gone through."""
-        return _space(_Row.of(problem), len(self.inputs), _most_cluster(device), shared_limit(device.target))
+        return _space(_row_bytes(problem), len(self.inputs), shared_limit(device.target))
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """Parts of a row of about 64 KiB in all, 512 threads, two vectors of each in a tile."""
-        row, inputs = _Row.of(problem), len(self.inputs)
-        return min(self.space(problem, device).configs, key=lambda config: _distance(row, inputs, config))
+        """Parts of a row of about 64 KiB in all, in tiles of 16 KiB."""
+        length, inputs = _row_bytes(problem), len(self.inputs)
+        return min(self.space(problem, device).configs, key=lambda config: _distance(length, inputs, config))
 
     def preference(self, problem: Problem, device: Device) -> float:
         """For many rows that are too long for registers: what reads them twice is slower."""
-        return 1.8 if _row_bytes(problem) >= _MANY_BYTES and problem.rows >= _MANY_ROWS else 0.55
+        return 1.8 if _row_bytes(problem) >= _LONG and problem.rows >= _FEW_ROWS else 0.55
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        cluster, threads = config["cluster"], config["threads"]
-        row, inputs = _Row.of(problem), len(self.inputs)
+        staging, cluster = _staging(_row_bytes(problem), len(self.inputs), config), config["cluster"]
+        itemsize = problem.torch_dtype.itemsize
         return Launch(
             CudaKernel(self.source, self.kernel),
             grid=(problem.rows * cluster,),
-            args=(self.output, *self.inputs, *self.parameters, problem.rows),
+            args=(self.output, *self.inputs, problem.rows),
             constants={
                 "ELEMENT": C_TYPES[problem.dtype],
                 "COLS": problem.cols,
-                "VEC": row.vector,
+                "VEC": _VECTOR // itemsize,
                 "ITEMS": config["items"],
-                "THREADS": threads,
+                "THREADS": config["threads"],
+                "ROWS": 1,
                 "CLUSTER": cluster,
-                "SLICE": _slice(row, config),
-                "INPUTS": inputs,
-                "RESIDENT": _resident(row, inputs, config, shared_limit(device.target)),
-                **self.constants(problem),
+                "INPUTS": len(self.inputs),
+                "RESIDENT": _resident(staging, config, shared_limit(device.target)),
             },
-            options={"block": threads},
+            options={"block": config["threads"]},
             cluster=(cluster,) if cluster > 1 else (),
-            shared_bytes=inputs * _slice(row, config) * _VECTOR,
+            shared_bytes=staging.shared_bytes,
         )
-
-    def constants(self, problem: Problem) -> Mapping[str, Any]:
-        """Macros of this kernel alone."""
-        return {}
 
 
 class StagedSoftmax(StagedRows):
@@ -118,7 +105,7 @@ class StagedSoftmax(StagedRows):
     op = "softmax"
     output, inputs = "y", ("x",)
     kernel = "staged_softmax"
-    source = read_source(f"{__package__}.kernels", *_SHARED_FILES, "staged_softmax.cu")
+    source = read_source(f"{__package__}.kernels", *_SHARED_FILES, "staged.cuh", "staged_softmax.cu")
 
 
 class StagedSoftmaxBackward(StagedRows):
@@ -127,98 +114,58 @@ class StagedSoftmaxBackward(StagedRows):
     op = "softmax_backward"
     output, inputs = "grad_x", ("grad_y", "y")
     kernel = "staged_softmax_backward"
-    source = read_source(f"{__package__}.kernels", *_SHARED_FILES, "staged_softmax_backward.cu")
+    source = read_source(f"{__package__}.kernels", *_SHARED_FILES, "staged.cuh", "staged_softmax_backward.cu")
 
 
-class StagedRmsNorm(StagedRows):
-    """Sum of squares in float32, one rounding at the end."""
+class _Staging(NamedTuple):
+    """What a block holds: tiles of its parts of rows, and their bytes with their barriers."""
 
-    op = "rms_norm"
-    mixed = True
-    ragged = False
-    output, inputs, parameters = "y", ("x",), ("weight", "eps")
-    kernel = "staged_rms_norm"
-    source = read_source(f"{__package__}.kernels", *_SHARED_FILES, "staged_rms_norm.cu")
-
-    def constants(self, problem: Problem) -> Mapping[str, Any]:
-        return {"MIXED": problem.traits["mixed"]}
-
-
-class _Row(NamedTuple):
-    """A row of ``cols`` elements of ``itemsize`` bytes."""
-
-    cols: int
-    itemsize: int
-
-    @classmethod
-    def of(cls, problem: Problem) -> _Row:
-        """A row of the problem."""
-        return cls(problem.cols, problem.torch_dtype.itemsize)
-
-    @property
-    def vector(self) -> int:
-        """Elements of 16 bytes."""
-        return _VECTOR // self.itemsize
-
-    @property
-    def vectors(self) -> int:
-        """Most vectors of a row, wherever it begins, from the line of 128 bytes on that has its first element."""
-        line = _LINE // self.itemsize
-        most_lead = line - math.gcd(self.cols, line)
-        return -(-(self.cols + most_lead) // self.vector)
+    tiles: int
+    shared_bytes: int
 
 
 def _row_bytes(problem: Problem) -> int:
     return int(problem.cols * problem.torch_dtype.itemsize)
 
 
-def _most_cluster(device: Device) -> int:
-    """Blocks that may share a row."""
-    return 8 if device.capability[0] >= 9 else 1
+def _part(row_bytes: int, config: Config) -> int:
+    """Vectors of a block's part of a row."""
+    return -(-(row_bytes // _VECTOR) // int(config["cluster"]))
 
 
-def _slice(row: _Row, config: Config) -> int:
-    """Vectors of a block's part of a row: whole lines."""
-    a_line = _LINE // _VECTOR
-    return int(-(-row.vectors // (config["cluster"] * a_line)) * a_line)
+def _tile(config: Config) -> int:
+    """Vectors of a tile."""
+    return int(config["threads"] * config["items"])
 
 
-def _tiles(row: _Row, config: Config) -> int:
-    return int(-(-_slice(row, config) // (config["threads"] * config["items"])))
-
-
-def _shared_bytes(row: _Row, inputs: int, config: Config) -> int:
-    """Of a block: its part of the row, two numbers of each warp of the cluster, the driver's."""
-    warps = config["cluster"] * config["threads"] // 32
-    return int(inputs * _slice(row, config) * _VECTOR + 8 * warps + _RESERVED)
+def _staging(row_bytes: int, inputs: int, config: Config) -> _Staging:
+    tiles = -(-_part(row_bytes, config) // _tile(config))
+    barriers = -(-8 * tiles // _BARRIERS) * _BARRIERS
+    return _Staging(tiles, barriers + inputs * tiles * _tile(config) * _VECTOR)
 
 
 @lru_cache(maxsize=_KEPT)
-def _space(row: _Row, inputs: int, most_cluster: int, limit: int) -> Space:
-    clusters = [cluster for cluster in (1, 2, 4, 8) if cluster <= most_cluster]
-    space = Space(cluster=clusters, threads=[128, 256, 512, 1024], items=[1, 2, 4])
+def _space(row_bytes: int, inputs: int, limit: int) -> Space:
+    def shared(config: Config) -> int:
+        return _staging(row_bytes, inputs, config).shared_bytes + _STATIC
+
+    space = Space(cluster=[1, 2, 4, 8], threads=[128, 256, 512, 1024], items=[1, 2, 4])
     return (
         space.require(
             "each block has a part",
-            lambda config: (config["cluster"] - 1) * _slice(row, config) < row.cols // row.vector,
+            lambda config: (config["cluster"] - 1) * _part(row_bytes, config) * _VECTOR < row_bytes,
         )
-        .require("a part is at least a tile", lambda config: _slice(row, config) >= config["threads"] * config["items"])
-        .require("at most 8 tiles", lambda config: _tiles(row, config) <= _MOST_TILES)
-        .require("parts fit in shared memory", lambda config: _shared_bytes(row, inputs, config) <= limit)
+        .require("a part is at least a tile", lambda config: _part(row_bytes, config) >= _tile(config))
+        .require("copies are of 4 KiB or more", lambda config: _tile(config) >= _LEAST_TILE)
+        .require("parts fit in shared memory", lambda config: shared(config) <= limit)
     )
 
 
-def _resident(row: _Row, inputs: int, config: Config, limit: int) -> int:
+def _resident(staging: _Staging, config: Config, limit: int) -> int:
     """Blocks of a multiprocessor: what its shared memory and registers allow."""
-    return int(
-        max(1, min(_MOST_THREADS[config["items"]] // config["threads"], limit // _shared_bytes(row, inputs, config)))
-    )
+    return int(max(1, min(_THREADS_AT_ONCE // config["threads"], limit // (staging.shared_bytes + _STATIC))))
 
 
-def _distance(row: _Row, inputs: int, config: Config) -> tuple[float, ...]:
-    part = inputs * _slice(row, config) * _VECTOR
-    return (
-        abs(part - _COMFORTABLE_PART),
-        abs(config["threads"] - _COMFORTABLE_THREADS),
-        abs(config["items"] - _COMFORTABLE_ITEMS),
-    )
+def _distance(row_bytes: int, inputs: int, config: Config) -> tuple[float, ...]:
+    part = inputs * _part(row_bytes, config) * _VECTOR
+    return abs(part - _LONG), abs(config["threads"] - 512), abs(_tile(config) * _VECTOR - _SHORTEST)

@@ -1,5 +1,5 @@
 // y = exp(x - max) / sum(exp(x - max)) over each row, which a cluster of blocks holds in its shared memory: maximum and sum
-// are found together while later tiles are on their way (online softmax, Milakov and Gimelshein, 2018).
+// are found together while later tiles are on their way (online softmax, Milakov and Gimelshein 2018).
 
 constexpr float LOG2E = 1.4426950408889634f;
 
@@ -48,30 +48,32 @@ struct Weight {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    staged_softmax(T *__restrict__ y, const T *__restrict__ x, long long rows) {
-  const Part part(rows);
+    staged_softmax(T *__restrict__ y, const T *__restrict__ x, long long) {
+#if CLUSTER > 1
+  cluster_arrive();
+#endif
+  const Position position;
+  const long long offset = position.row * COLS;
   const Stage stage;
-  const Meeting<Normaliser> meeting;
-  stage.copy({x}, part);
-  meeting.greet();
+  stage.fill({x + offset}, position);
   Tile tile;
   Normaliser total;
-#pragma unroll
-  for (int k = 0; k < TILES; ++k) {
-    stage.await_tile(k);
-    stage.load(tile, 0, k, part, -CUDART_INF_F);
-    total.merge(tile);
-  }
-  const Weight weight(meeting.reduce(total, part));
 #pragma unroll 1
   for (int k = 0; k < TILES; ++k) {
-    stage.load(tile, 0, k, part, 0.0f);
+    stage.await_tile(k, position);
+    stage.load(tile, 0, k, position, -CUDART_INF_F);
+    total.merge(tile);
+  }
+  const Weight weight(reduce_row(total, position));
+#pragma unroll 1
+  for (int k = 0; k < TILES; ++k) {
+    stage.load(tile, 0, k, position, 0.0f);
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
-      const int vector = part.vector(k, item);
-      if (vector >= part.end) break;
+      const int column = position.column(k, item);
+      if (column >= position.end) continue;
       tile.held[item].transform([&](int, float value) { return weight(value); });
-      part.store(y, vector, tile.held[item]);
+      *reinterpret_cast<Vector *>(y + offset + column) = tile.held[item];
     }
   }
 }

@@ -8,35 +8,37 @@ struct Dot {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    staged_softmax_backward(T *__restrict__ grad_x, const T *__restrict__ grad_y, const T *__restrict__ y, long long rows) {
-  const Part part(rows);
+    staged_softmax_backward(T *__restrict__ grad_x, const T *__restrict__ grad_y, const T *__restrict__ y, long long) {
+#if CLUSTER > 1
+  cluster_arrive();
+#endif
+  const Position position;
+  const long long offset = position.row * COLS;
   const Stage stage;
-  const Meeting<Dot> meeting;
-  stage.copy({grad_y, y}, part);
-  meeting.greet();
+  stage.fill({grad_y + offset, y + offset}, position);
   Tile gradient, weight;
   Dot total;
-#pragma unroll
+#pragma unroll 1
   for (int k = 0; k < TILES; ++k) {
-    stage.await_tile(k);
-    stage.load(gradient, 0, k, part, 0.0f);
-    stage.load(weight, 1, k, part, 0.0f);
+    stage.await_tile(k, position);
+    stage.load(gradient, 0, k, position, 0.0f);
+    stage.load(weight, 1, k, position, 0.0f);
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item)
 #pragma unroll
       for (int e = 0; e < VEC; ++e) total.part[0] = fmaf(gradient.held[item].get(e), weight.held[item].get(e), total.part[0]);
   }
-  const float sum = meeting.reduce(total, part).part[0];
+  const float sum = reduce_row(total, position).part[0];
 #pragma unroll 1
   for (int k = 0; k < TILES; ++k) {
-    stage.load(gradient, 0, k, part, 0.0f);
-    stage.load(weight, 1, k, part, 0.0f);
+    stage.load(gradient, 0, k, position, 0.0f);
+    stage.load(weight, 1, k, position, 0.0f);
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
-      const int vector = part.vector(k, item);
-      if (vector >= part.end) break;
+      const int column = position.column(k, item);
+      if (column >= position.end) continue;
       gradient.held[item].transform([&](int e, float value) { return weight.held[item].get(e) * (value - sum); });
-      part.store(grad_x, vector, gradient.held[item]);
+      *reinterpret_cast<Vector *>(grad_x + offset + column) = gradient.held[item];
     }
   }
 }

@@ -28,6 +28,15 @@ class RaggedCrossEntropy(OnlineCrossEntropy):
         yield from super().unsupported(problem, device)
         yield from whole_reasons(problem)
 
+    def default(self, problem: Problem, device: Device) -> Config:
+        """8 warps and two vectors a thread where the row is long enough, no loading ahead."""
+        block = 8 * 32 * 2 * rows.vector_of(problem)
+
+        def distance(config: Config) -> tuple[int, int, int]:
+            return abs(config["BLOCK"] - block), abs(config["num_warps"] - 8), config["num_stages"]
+
+        return min(self.space(problem, device).configs, key=distance)
+
     def preference(self, problem: Problem, device: Device) -> float:
         """Loads of 16 bytes, where the other forms load an element at a time."""
         return 2.5 if problem.cols > 8192 else 0.8

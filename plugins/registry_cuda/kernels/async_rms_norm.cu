@@ -22,7 +22,7 @@ struct Squares {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    staged_rms_norm(T *__restrict__ y, const T *__restrict__ x, const Gain *__restrict__ weight, float eps, long long rows) {
+    async_rms_norm(T *__restrict__ y, const T *__restrict__ x, const Gain *__restrict__ weight, float eps, long long rows) {
   const Part part(rows);
   const Stage stage;
   const Meeting<Squares> meeting;
