@@ -51,7 +51,7 @@ SLOW_OR_REFUSED = ("checksum", "incremental_for_a_while", "incremental_anywhere"
 """A sum does not tell in which order elements come, which may be found; inputs that were never met may take longer."""
 REPEATED = (
     "peeks_elsewhere", "peeks_at_inputs", "versions", "in_a_row", "incremental_function", "new_inputs",
-    "storage_version", "object_ends", "attribute", "incremental_for_a_while", "incremental_anywhere",
+    "storage_version", "object_ends", "attribute", "checksum", "incremental_for_a_while", "incremental_anywhere",
 )  # fmt: skip
 """Those that do what another does, in another way."""
 
