@@ -290,6 +290,7 @@ def test_dimensions_that_make_no_sense_are_refused(op: Op, change: dict[str, Any
 
 
 @pytest.mark.parametrize("op", BOX, ids=lambda op: op.name)
+@pytest.mark.few(20)
 def test_kinds_of_inputs_are_all_different_and_in_the_problems_dtype(op: Op) -> None:
     problem = op.problem_of(op.examples[-1])
     made = {}

@@ -78,6 +78,7 @@ def test_a_half_x_takes_a_float32_weight_and_keeps_its_dtype(dispatcher: Dispatc
     ],
     ids=str,
 )
+@pytest.mark.few(2)
 def test_vector_add_promotes_as_torch_does(
     dispatcher: Dispatcher, one: torch.dtype, other: torch.dtype, result: torch.dtype
 ) -> None:

@@ -240,7 +240,7 @@ def test_own_error_is_the_references_rounding_in_the_arguments_dtype() -> None:
     ids=lambda value: getattr(value, "name", value),
 )
 @pytest.mark.parametrize("places", [3, pytest.param(7, marks=pytest.mark.thorough)])
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 def test_bounds_accept_what_the_rule_accepts_and_never_more(op: Op, dtype: str, places: int) -> None:
     problem = op.problem_of(next(example for example in op.examples if example["dtype"] == dtype))
     for kind in op.kinds:
@@ -265,6 +265,7 @@ def test_bounds_accept_what_the_rule_accepts_and_never_more(op: Op, dtype: str, 
 @pytest.mark.parametrize(
     ("op", "dtype"), one_of_each(TAKEN, lambda op, dtype: op.name), ids=lambda value: getattr(value, "name", value)
 )
+@pytest.mark.few(20)
 def test_what_needs_no_care_gets_the_same_bounds_and_error(op: Op, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = op.problem_of(next(example for example in op.examples if example["dtype"] == dtype))
     values = op.inputs(problem, op.kinds[0], torch.Generator().manual_seed(3))

@@ -69,7 +69,7 @@ BLOCKS: tuple[Dims, ...] = tuple(
     ids=lambda one: one if isinstance(one, str) else "",
 )
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_odd_sizes_and_all_groups_are_right(name: str, op: str, problems: tuple[Dims, ...]) -> None:
     assert check_implementation(form(name, op), OPS[op], problems=problems, device="cpu").ok
 

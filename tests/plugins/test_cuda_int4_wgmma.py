@@ -51,6 +51,7 @@ def test_every_reason_is_given() -> None:
 
 @pytest.mark.parametrize("m", [9, 16, 33, 64, 96, 128, 192, 256, 1024, 8192])
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (28672, 4096), (4096, 14336), (128, 128)])
+@pytest.mark.few(20)
 def test_spaces_hold_their_default_and_fit_shared_memory(m: int, n: int, k: int) -> None:
     problem = problem_of(m, n, k)
     space = WGMMA.space(problem, H200)

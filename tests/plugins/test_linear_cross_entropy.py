@@ -37,6 +37,7 @@ def check(op: Op, implementation: Implementation, config: Config, problem: Probl
 
 @EACH
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.few(2)
 def test_chunks_are_right_where_several_are_needed(op: Op, dtype: str, catalog: Catalog) -> None:
     chunked = catalog.implementation(op.name, "torch.chunked")
     for (place, kind), chunk in itertools.product(enumerate(op.kinds), (16, 32)):
@@ -56,6 +57,7 @@ def test_sums_of_many_rows_are_right(op: Op, name: str, catalog: Catalog) -> Non
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.few(1)
 def test_gradients_near_the_least_number_are_right(dtype: str, catalog: Catalog) -> None:
     """One row of outliers: most of the probabilities are below 1e-20, some of them subnormal."""
     op = FUSED_LINEAR_CROSS_ENTROPY_BACKWARD

@@ -367,6 +367,7 @@ def test_one_gradient_alone_compiles(key: str, needs: tuple[bool, bool]) -> None
 
 
 @pytest.mark.parametrize("key", one_of_each(TYPICAL, _op_of))
+@pytest.mark.few(20)
 def test_another_row_count_is_no_other_variant(key: str) -> None:
     op, implementation = key.partition(" ")[0], IMPLEMENTATIONS[key]
     problem = problem_of(op, TYPICAL[key])

@@ -308,7 +308,7 @@ LONG = {"kv_len": 1008, "head_dim": 128, "softcap": True, "kv_dtype": "float8_e4
         lambda dims, dtype: str(dims),
     ),
 )
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_weights_rounded_to_the_dtype_are_accepted(dims: Mapping[str, Any], dtype: str) -> None:
     small = {**SMALL, **dims, "dtype": dtype}
     assert accepted(OP, small, OP.reference)

@@ -201,6 +201,7 @@ def _rounded(q: Tensor, cache: Tensor, lengths: Tensor, rank: int, scale: float,
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.few(1)
 def test_weights_rounded_to_the_dtype_are_accepted(dtype: str) -> None:
     for dims in (SMALL, {**SMALL, "heads": 2, "kv_len": 500, "kv_lora_rank": 128}):
         assert accepted(OP, {**dims, "dtype": dtype}, _rounded)
