@@ -107,7 +107,10 @@ def test_keys_are_where_the_table_says(name: str) -> None:
     same(run(name, q, *caches, lengths, table), one_by_one(q, keys, values, lengths.tolist()))
 
 
-@pytest.mark.parametrize("name", NAMES)
+# C++ of another dtype of the cache is compiled anew
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name.startswith("cpp") else ()) for name in NAMES]
+)
 def test_float8_caches_are_multiplied_by_their_scales(name: str) -> None:
     q, keys, values = drawn(2, 1, 4, 1, 19, 16)
     narrow = keys.to(FLOAT8), values.to(FLOAT8)
