@@ -62,6 +62,7 @@ sys.path.clear()
 site.addsitedir(folder)
 sys.path.extend(before)
 sys.executable, sys.argv = python, [module, *words]
+sys.dont_write_bytecode = False  # else each process compiles all of the environment's modules anew
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 """``python -m module`` of an environment, in a process that has imported torch; children are the environment's."""

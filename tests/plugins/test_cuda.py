@@ -77,6 +77,7 @@ def compile_over_rows(implementation: Implementation, device: Device, *lengths: 
 
 
 @pytest.mark.parametrize("form", one_of_each([row, cluster, looped]), ids=lambda form: form.name)
+@pytest.mark.thorough
 def test_a_float32_weight_beside_halves_compiles(form: Form) -> None:
     implementation = CudaRmsNorm(form)
     assert implementation.mixed

@@ -134,6 +134,7 @@ def ordered(a: torch.Tensor, problem: Problem, config: Config, folder: Path) -> 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 @pytest.mark.parametrize(("m", "k", "tokens"), [(40, 136, 32), (16, 256, 16), (70, 128, 48)])
+@pytest.mark.few(1)
 def test_tokens_stand_where_the_products_look(m: int, k: int, tokens: int, tmp_path: Path) -> None:
     problem = problem_of(m, 64, k, k)
     a = torch.arange(m * k, dtype=torch.int16).view(m, k).view(torch.bfloat16)

@@ -228,6 +228,7 @@ def largest(op: Op, implementation: str, config: Mapping[str, Value]) -> int:
 
 
 @pytest.mark.parametrize(("op", "chunk"), [(BOTH[0], 256), (BOTH[1], 1024)], ids=["rows", "columns"])
+@pytest.mark.few(1)
 def test_all_logits_are_never_held(op: Op, chunk: int) -> None:
     whole = 600 * 2000
     assert largest(op, "torch.native", {}) == whole
