@@ -79,7 +79,15 @@ def one_dtype(implementation: CppImplementation) -> str:
     return dtypes[IMPLEMENTATIONS.index(implementation) % len(dtypes)]
 
 
-@EACH
+# of softmax and gemm_int4 one form: the other is called by tests below
+@pytest.mark.parametrize(
+    "implementation",
+    [
+        pytest.param(one, marks=THOROUGH if isinstance(one, SoftmaxColumns | CppGemvInt4) else ())
+        for one in IMPLEMENTATIONS
+    ],
+    ids=lambda one: f"{one.op}-{one.name}",
+)
 @pytest.mark.usefixtures("one_thread")
 def test_defaults_are_right_with_every_input_kind(implementation: CppImplementation) -> None:
     dtype = one_dtype(implementation)

@@ -112,7 +112,7 @@ def problems(op: Op, **changed: Value) -> list[Any]:
     one_of_each(KINDS, lambda op, implementation: type(implementation)),
     ids=lambda one: getattr(one, "name", ""),
 )
-@pytest.mark.few(28)
+@pytest.mark.few(20)
 def test_sizes_share_spaces_and_defaults(op: Op, implementation: Implementation) -> None:
     device = CPU if implementation.name.startswith("torch.native") else H200
     if device.type not in implementation.device_types:
