@@ -23,7 +23,7 @@ from registry.contract import as_tuple
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.testing import check_implementation, check_op
-from registry.tuner.decide.judge import BLOCKS
+from registry.tuner.decide.judge import BLOCKS, PRE_ROUNDS
 from registry.tuner.shapes.shapes import load_shapes
 
 from . import fresh
@@ -109,6 +109,7 @@ def _tune(package: Path, file: Path, ops: Iterable[str]) -> Path:
         patch.chdir(package)  # where its children look first
         patch.setenv("KERNEL_REGISTRY_PLUGINS", "acme")
         patch.setattr("registry.tuner.decide.judge.MOST_BLOCKS", BLOCKS)
+        patch.setattr("registry.tuner.decide.contest.ROUNDS", PRE_ROUNDS)
         assert app.run(new_tune_app(), "tune", words) == 0
     return file
 

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from registry.cli import app
+from registry.cli.main import new_registry_app
+
 from . import fresh
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +65,7 @@ sys.path.clear()
 site.addsitedir(folder)
 sys.path.extend(before)
 sys.executable, sys.argv = python, [module, *words]
+sys.dont_write_bytecode = False  # else each process compiles all of the environment's modules anew
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 """``python -m module`` of an environment, in a process that has imported torch; children are the environment's."""
@@ -108,7 +112,9 @@ def test_a_new_plugin_is_checked_tuned_and_explained(
 
 # test_example_acme.py tunes what is in a package
 @pytest.mark.parametrize("tuned", [False, pytest.param(True, marks=pytest.mark.thorough)])
-def test_a_new_package_is_installed_checked_tuned_and_explained(python: Path, tmp_path: Path, tuned: bool) -> None:
+def test_a_new_package_is_installed_checked_tuned_and_explained(
+    python: Path, tmp_path: Path, tuned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     variables = {
         "PYTHONPATH": "",
         "OMP_NUM_THREADS": "1",
@@ -125,7 +131,8 @@ def test_a_new_package_is_installed_checked_tuned_and_explained(python: Path, tm
     def told(*words: str | Path) -> str:
         return run("registry.cli.main", *words)
 
-    told("new", "op", "acme::thing")
+    monkeypatch.chdir(tmp_path)
+    assert app.run(new_registry_app(), "registry", ["new", "op", "acme::thing"]) == 0
     folder = tmp_path / "registry-acme"
     installed(python, "-e", folder)
 

@@ -56,7 +56,7 @@ REFUSED = {
 }
 REPEATED = (
     "freed_memory", "three_buffers", "last_output", "pointer", "skips", "tf32", "last_block", "one_nan",
-    "events", "statistics", "bounds",
+    "strides", "strided", "events", "comparison", "statistics", "bounds",
 )  # fmt: skip
 """Those that do what another does, in another way."""
 

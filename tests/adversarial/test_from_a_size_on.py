@@ -35,7 +35,8 @@ REFUSED = {
 AT_THEIR_OWN_SIZE = ("strided_workspace", "unaligned", "first_strides", "second_strides")
 """Those of ``REFUSED`` that are wrong in other calls of the tuned size alone."""
 REPEATED = (
-    "workspace_beyond", "borrowed_input", "overflows_below", "second_strides", "strides_beyond",
+    "workspace_beyond", "borrowed_input", "static", "strided_workspace", "overflows_below", "second_strides",
+    "strides_beyond",
 )  # fmt: skip
 """Those that do what another does, in another way."""
 

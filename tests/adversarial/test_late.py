@@ -6,20 +6,23 @@ import pytest
 
 from registry.problem import Problem
 
-from .cheating_run import CheatingRun
+from .cheating_run import CheatingRun, each_of, left_out
 
 PROBLEMS = (Problem("square", {"n": 20_002, "dtype": "float32"}),)
 REFUSED = ("half", "middle", "whole", "function", "function_middle")
+REPEATED = ("middle", "whole", "function_middle")
+"""Those that leave another part."""
 RIGHT = ("honest", "honest_function")
 TOLD = ("a sample left a wrong output", "a sample's output changed after its time", "after timing, ")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
-    return CheatingRun("cheats_that_are_late.py", "late", PROBLEMS, tmp_path_factory.mktemp("late"))
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
+    folder, without = tmp_path_factory.mktemp("late"), left_out(request, REPEATED)
+    return CheatingRun("cheats_that_are_late.py", "late", PROBLEMS, folder, left_out=without)
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", each_of(REFUSED, REPEATED))
 def test_whoever_leaves_a_part_for_later_is_refused(run: CheatingRun, name: str) -> None:
     trial = run.trials[name]
     if run.was_given_up(name):
@@ -36,4 +39,4 @@ def test_the_honest_are_accepted_and_win(run: CheatingRun) -> None:
 
 
 def test_all_of_them_were_tried(run: CheatingRun) -> None:
-    assert run.offered == run.trials.keys() == {*REFUSED, *RIGHT}
+    assert run.offered == run.trials.keys() | run.left_out == {*REFUSED, *RIGHT}

@@ -114,7 +114,7 @@ TOLD = {
 }
 
 
-REPEATED = ("first_size", "borrowed_input", "second_strides", "kept_rows")
+REPEATED = ("first_size", "borrowed_input", "static", "second_strides", "kept_rows")
 """Those that do what another does, in another way."""
 
 

@@ -51,7 +51,8 @@ SLOW_OR_REFUSED = ("checksum", "incremental_for_a_while", "incremental_anywhere"
 """A sum does not tell in which order elements come, which may be found; inputs that were never met may take longer."""
 REPEATED = (
     "peeks_elsewhere", "peeks_at_inputs", "versions", "in_a_row", "incremental_function", "new_inputs",
-    "storage_version", "object_ends", "attribute", "incremental_for_a_while", "incremental_anywhere",
+    "storage_version", "object_ends", "attribute", "checksum", "incremental_for_a_while", "incremental_anywhere",
+    "precise_function",
 )  # fmt: skip
 """Those that do what another does, in another way."""
 
@@ -96,7 +97,7 @@ def test_whoever_computes_only_what_is_new_is_refused(
         assert "times as long on inputs that it has not met before" in trial.message
 
 
-@pytest.mark.parametrize("name", [*RIGHT, *RIGHT_BUT_SLOW, "finals"])
+@pytest.mark.parametrize("name", each_of([*RIGHT, *RIGHT_BUT_SLOW, "finals"], REPEATED))
 def test_what_is_right_in_the_search_is_not_refused_there(run: CheatingRun, name: str) -> None:
     assert run.trials[name].status == "ok", run.trials[name].message
 

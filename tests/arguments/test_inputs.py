@@ -19,6 +19,7 @@ OPS = Catalog().ops()
 
 
 @pytest.mark.parametrize("name", OPS)
+@pytest.mark.few(20)
 def test_specs_are_those_of_the_inputs(name: str) -> None:
     op = OPS[name]
     for dims in op.examples[:4]:

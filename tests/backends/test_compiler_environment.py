@@ -35,6 +35,7 @@ TORCHS = str(Path(torch.__file__).parent / "bin" / "ptxas")
         ("TRITON_PTXAS_PATH", TORCHS, set()),
     ],
 )
+@pytest.mark.few(6)
 def test_a_variable_changes_the_fingerprints_of_those_whose_compiler_obeys_it(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch, name: str, value: str, changed: set[str]
 ) -> None:

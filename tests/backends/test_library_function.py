@@ -55,6 +55,7 @@ def dispatcher() -> Dispatcher:
     ],
     ids=lambda value: value.name,
 )
+@pytest.mark.few(2)
 def test_it_passes_the_check_and_answers_calls(op: registry.Op, made: Implementation, dispatcher: Dispatcher) -> None:
     if op is not SOFTMAX:  # torch.softmax in half precision is checked as torch.native
         # each dtype, several sizes

@@ -48,7 +48,7 @@ def given(rows: int = 5, parts: int = 2) -> tuple[list[torch.Tensor], int]:
     return [torch.randn(rows, 17) for _ in range(parts)], 3
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def catalog() -> Catalog:
     made = Catalog()
     made.load_file(PLUGIN)

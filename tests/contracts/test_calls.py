@@ -172,7 +172,8 @@ def test_a_gradient_goes_through_the_frozen_weight_of_gemm_int4(monkeypatch: pyt
     for chunk in (2**24, 256 * 8):  # in one piece, and in pieces of columns
         monkeypatch.setattr("registry.packed.layout.CHUNK", chunk)
         a, grad_y = torch.randn(2, 3, 256).half().requires_grad_(), torch.randn(2, 3, 37).half()
-        y = registry.call("gemm_int4", a, w)
+        with registry.using(gemm_int4="torch.native"):
+            y = registry.call("gemm_int4", a, w)
         assert isinstance(y, torch.Tensor)
         y.backward(grad_y)
         assert a.grad is not None
@@ -290,6 +291,7 @@ def test_dimensions_that_make_no_sense_are_refused(op: Op, change: dict[str, Any
 
 
 @pytest.mark.parametrize("op", BOX, ids=lambda op: op.name)
+@pytest.mark.few(20)
 def test_kinds_of_inputs_are_all_different_and_in_the_problems_dtype(op: Op) -> None:
     problem = op.problem_of(op.examples[-1])
     made = {}

@@ -48,6 +48,7 @@ def test_gradcheck_runs_through_call(dispatcher: Dispatcher, name: str, args: tu
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.few(1)
 def test_a_half_x_takes_a_float32_weight_and_keeps_its_dtype(dispatcher: Dispatcher, dtype: torch.dtype) -> None:
     x, weight = torch.randn(3, 64, dtype=dtype, requires_grad=True), torch.rand(64, requires_grad=True)
     y = dispatcher.call("rms_norm", x, weight)
@@ -78,6 +79,7 @@ def test_a_half_x_takes_a_float32_weight_and_keeps_its_dtype(dispatcher: Dispatc
     ],
     ids=str,
 )
+@pytest.mark.few(2)
 def test_vector_add_promotes_as_torch_does(
     dispatcher: Dispatcher, one: torch.dtype, other: torch.dtype, result: torch.dtype
 ) -> None:

@@ -125,6 +125,7 @@ ONLY: dict[str, Callable[[Problem], bool]] = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 @pytest.mark.parametrize("name", OPS)
+@pytest.mark.few(11)
 def test_a_mutant_is_refused_by_some_kind(name: str, mutant: str) -> None:
     for problem in problems():
         if problem.op == name and (mutant not in ONLY or ONLY[mutant](problem)):
@@ -145,6 +146,7 @@ def pruned_skipped(op: Op, *values: Any) -> Any:
 
 
 @pytest.mark.parametrize("problem", problems(), ids=str)
+@pytest.mark.few(4)
 def test_a_right_computation_is_accepted_on_every_kind(problem: Problem) -> None:
     found = verdicts(OPS[problem.op], problem, pruned_skipped)
     assert [verdict.message for verdict in found if not verdict.ok] == []

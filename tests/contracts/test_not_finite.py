@@ -63,6 +63,7 @@ def one_place(where: Tensor) -> tuple[int, int]:
 
 @PER_OP
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.few(5)
 def test_one_row_has_a_nan_and_all_others_what_they_had(op: Op, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if op is GEMM_INT4 and dtype == "float32":
         pytest.skip("activations are half precision")
@@ -84,6 +85,7 @@ def test_one_row_has_a_nan_and_all_others_what_they_had(op: Op, dtype: str, monk
 
 
 @PER_OP
+@pytest.mark.few(2)
 def test_any_row_and_column_may_have_them(op: Op) -> None:
     where = [one_place(drawn(op, KIND[op.name], seed)[0].isnan()) for seed in range(200)]
     assert {row for row, _ in where} == set(range(9))
@@ -167,6 +169,7 @@ SWALLOWERS.append(pytest.param(SOFTMAX, swallowing(SOFTMAX, torch.nan, 1e4), id=
 
 
 @pytest.mark.parametrize(("op", "swallow"), SWALLOWERS)
+@pytest.mark.few(3)
 def test_who_swallows_it_is_refused_by_the_check_of_implementations(op: Op, swallow: Callable[..., None]) -> None:
     right = Custom(op.name, swallowing(op, torch.nan))
     check_implementation(right, op, problems=[problem_of(op)], device="cpu")

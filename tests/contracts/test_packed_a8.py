@@ -59,6 +59,7 @@ def computed(op: Op, values: tuple[Any, ...], mutant: Mutant | None) -> Any:
 @A8
 @BITS
 @pytest.mark.parametrize("name", [None, *MUTANTS])
+@pytest.mark.few(16)
 def test_a_mutant_is_refused_by_some_kind(bits: int, activation: str, name: str | None) -> None:
     op = OPS[bits]
     problem = op.problem_of({**SHAPE, "activation": activation, "static": False, "zeros": "integer", "bias": True})

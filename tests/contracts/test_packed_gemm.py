@@ -134,7 +134,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("problem", "compute"), one_of_each(CASES, lambda problem, compute: (problem.op, compute)))
-@pytest.mark.few(46)
+@pytest.mark.few(20)
 def test_a_mutant_is_refused_by_some_kind(problem: Problem, compute: Callable[..., Any]) -> None:
     assert any(not verdict.ok for _, verdict in verdicts(OPS[problem.op], problem, compute))
 
@@ -157,6 +157,7 @@ OF_INTEGERS = [one for one in problems() if one.dtype == "bfloat16" and one.op i
 
 
 @pytest.mark.parametrize("problem", OF_INTEGERS, ids=str)
+@pytest.mark.few(4)
 def test_zero_points_apart_are_accepted_on_every_kind(problem: Problem) -> None:
     refused = {kind: one.message for kind, one in verdicts(OPS[problem.op], problem, zeros_apart) if not one.ok}
     assert not refused

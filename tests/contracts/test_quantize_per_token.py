@@ -79,7 +79,7 @@ MUTANTS: Mapping[str, Computation] = {
 @OUT
 @pytest.mark.parametrize(("group_size", "static"), [(0, False), (128, False), (0, True)])
 @pytest.mark.parametrize("mutant", MUTANTS)
-@pytest.mark.few(24)
+@pytest.mark.few(12)
 def test_a_mutant_is_refused_by_some_kind(out_dtype: str, group_size: int, static: bool, mutant: str) -> None:
     assert not all(verdicts(out_dtype, group_size, static, MUTANTS[mutant]))
 

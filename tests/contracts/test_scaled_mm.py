@@ -142,13 +142,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("place", "compute"), CASES)
-@pytest.mark.few(28)
+@pytest.mark.few(14)
 def test_a_mutant_is_refused_by_some_kind(place: int, compute: Computation) -> None:
     assert not all(verdict.ok for verdict in verdicts(place, compute).values())
 
 
 @pytest.mark.parametrize("compute", [scaled_mm, stepwise(torch.float32), hopper], ids=("reference", "fp32", "hopper"))
 @pytest.mark.parametrize("place", range(len(PROBLEMS)))
+@pytest.mark.few(6)
 def test_right_sums_are_accepted_on_every_kind(place: int, compute: Computation) -> None:
     if PROBLEMS[place]["dtype"] == "int8" and compute is not scaled_mm:
         pytest.skip("sums of int8 are exact")

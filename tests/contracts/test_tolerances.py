@@ -158,7 +158,7 @@ OUTPUTS = [
         lambda key, place, mutant: (problems()[key].op, place, mutant),
     ),
 )
-@pytest.mark.few(48)
+@pytest.mark.few(20)
 def test_an_output_mutant_is_refused_by_some_kind(key: str, place: int, mutant: str) -> None:
     problem = problems()[key]
     op = BY_NAME[problem.op]
@@ -592,7 +592,7 @@ def _of_an_op(op: Op, problem: Problem, compute: Computation) -> object:
 
 
 @pytest.mark.parametrize(("op", "problem", "compute"), one_of_each(cases(MUTANTS), _of_an_op))
-@pytest.mark.few(60)
+@pytest.mark.few(28)
 def test_a_mutant_is_refused_by_some_kind(op: Op, problem: Problem, compute: Computation) -> None:
     assert any(not verdict.ok for _, verdict in verdicts(op, problem, compute))
 
@@ -711,6 +711,7 @@ RIGHT: list[tuple[Op, str, Computation, Applies]] = [
 
 # these accumulate in float32
 @pytest.mark.parametrize(("op", "problem", "compute"), one_of_each(cases(RIGHT, DTYPES[:3]), _of_an_op))
+@pytest.mark.few(16)
 def test_a_right_computation_is_accepted_on_every_kind(op: Op, problem: Problem, compute: Computation) -> None:
     refused = {kind: verdict.message for kind, verdict in verdicts(op, problem, compute) if not verdict.ok}
     assert not refused
@@ -718,6 +719,7 @@ def test_a_right_computation_is_accepted_on_every_kind(op: Op, problem: Problem,
 
 @pytest.mark.parametrize("how", ["none", "tanh"])
 @pytest.mark.parametrize("op", [GELU, GELU_BACKWARD], ids=lambda op: op.name)
+@pytest.mark.few(2)
 def test_torchs_own_gelu_is_accepted_at_every_argument(op: Op, how: str) -> None:
     """Its vectorized erf errs most in places that random inputs meet once in many runs."""
     x = torch.linspace(-8, 8, 1_000_001)

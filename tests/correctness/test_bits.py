@@ -24,6 +24,7 @@ def test_signed_zeros_differ_and_nan_equals_itself() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (4, 6), (8, 8, 2), (0, 3)])
+@pytest.mark.few(21)
 def test_one_element_makes_the_difference(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     one = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
     assert same_bits(one, one.clone())
@@ -75,6 +76,7 @@ def disturbed(tensor: torch.Tensor, start: int) -> torch.Tensor:
         lambda dtype, size, start: (dtype, size),
     ),
 )
+@pytest.mark.few(22)
 def test_a_few_elements_but_not_the_first_are_disturbed(dtype: torch.dtype, size: int, start: int) -> None:
     tensor = (torch.arange(size) % 3 - 1).to(dtype)
     other = disturbed(tensor, start)

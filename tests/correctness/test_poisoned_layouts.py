@@ -187,6 +187,7 @@ def test_layouts_are_what_they_are_called() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (0,), (3, 0), (0, 3), (1, 5), (5, 1), (2, 1, 3)])
+@pytest.mark.few(21)
 def test_any_shape_can_be_laid_out(layout: PoisonedLayout, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     found = laid_out_within(x, layout)

@@ -63,6 +63,7 @@ def result_of(place: Path, submission: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("text", [AT_FIRST, AT_A_CALL], ids=["at first", "at a call"])
 @pytest.mark.parametrize("utils", ["", "../shared/deep/utils.py"], ids=["above", "named by task.yml"])
+@pytest.mark.few(2)
 def test_two_problems_have_a_task_and_utils_of_their_own(text: str, utils: str, tmp_path: Path) -> None:
     submission = tmp_path / "submissions" / "one.py"
     submission.parent.mkdir()

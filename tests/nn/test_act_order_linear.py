@@ -10,6 +10,8 @@ import torch
 from registry import InvalidArgumentError, PackedWeight, quantize
 from registry.nn import ActOrderLinear, PackedLinear
 
+pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+
 
 def shuffled(bits: int = 4, k: int = 128, size: int = 32) -> PackedWeight:
     weight = quantize(torch.randn(24, k, generator=torch.Generator().manual_seed(0)).bfloat16(), bits, size)

@@ -64,6 +64,7 @@ def one_thread() -> Iterator[None]:
 
 @BOTH
 @pytest.mark.parametrize("name", ["torch.native", "torch.flash_cpu"])
+@pytest.mark.few(2)
 def test_torchs_on_a_cpu_are_right(catalog: Catalog, op: Any, name: str) -> None:
     implementation = catalog.implementation(op.name, name)
     problems = [op.problem_of(dims) for dims in op.examples]
@@ -91,6 +92,7 @@ def test_torchs_on_a_cpu_are_right(catalog: Catalog, op: Any, name: str) -> None
     ],
     ids=str,
 )
+@pytest.mark.few(5)
 def test_private_operators_take_what_they_are_given_and_return_what_the_op_promises(
     catalog: Catalog, op: Any, name: str, more: Mapping[str, Value]
 ) -> None:

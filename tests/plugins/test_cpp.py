@@ -25,7 +25,7 @@ from registry_cpp.packed_gemm import CppGemm, CppGemv
 from registry_cpp.rows import CppRmsNorm, SoftmaxColumns, SoftmaxRows
 
 from ..covering import covering
-from ..tiers import one_of_each
+from ..tiers import THOROUGH, one_of_each
 
 OPS = {op.name: op for op in BOX}
 CPU = Device.of("cpu")
@@ -73,15 +73,25 @@ class Posed:
         assert verdict.ok, f"{self.problem} {self.kind} {dict(config)}: {verdict.message}"
 
 
-@EACH
+def one_dtype(implementation: CppImplementation) -> str:
+    """Each dtype is compiled anew, so that tests ask for one alone. The implementations together have all of them."""
+    dtypes = sorted({str(problem.dtype) for problem in problems(implementation)})
+    return dtypes[IMPLEMENTATIONS.index(implementation) % len(dtypes)]
+
+
+# of softmax and gemm_int4 one form: the other is called by tests below
+@pytest.mark.parametrize(
+    "implementation",
+    [
+        pytest.param(one, marks=THOROUGH if isinstance(one, SoftmaxColumns | CppGemvInt4) else ())
+        for one in IMPLEMENTATIONS
+    ],
+    ids=lambda one: f"{one.op}-{one.name}",
+)
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.few(6)
 def test_defaults_are_right_with_every_input_kind(implementation: CppImplementation) -> None:
-    # of one dtype: each is compiled anew. The implementations together have all of them
-    every = covering(problems(implementation))
-    dtypes = sorted({str(problem.dtype) for problem in every})
-    dtype = dtypes[IMPLEMENTATIONS.index(implementation) % len(dtypes)]
-    check_by_turns(implementation, [problem for problem in every if problem.dtype == dtype])
+    dtype = one_dtype(implementation)
+    check_by_turns(implementation, [one for one in covering(problems(implementation)) if one.dtype == dtype])
 
 
 @pytest.mark.thorough
@@ -117,12 +127,10 @@ SMALL |= {"CppGemv": {"m": 1, **_PACKED}, "CppGemm": {"m": 11, **_PACKED}}
 
 
 @EACH
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 def test_a_configuration_far_from_the_default_is_right_with_every_input_kind(implementation: CppImplementation) -> None:
-    # of one dtype: each is compiled anew. The implementations together have all of them
-    dtypes = sorted({str(problem.dtype) for problem in problems(implementation)})
-    dtype = dtypes[IMPLEMENTATIONS.index(implementation) % len(dtypes)]
-    problem = OPS[implementation.op].problem_of({**SMALL[type(implementation).__name__], "dtype": dtype})
+    dims = {**SMALL[type(implementation).__name__], "dtype": one_dtype(implementation)}
+    problem = OPS[implementation.op].problem_of(dims)
     default = implementation.default(problem, CPU)
     configs = implementation.space(problem, CPU).configs
     assert 4 <= len(configs) <= 60
@@ -178,7 +186,7 @@ def test_the_default_is_a_point_of_the_space(implementation: CppImplementation) 
 @pytest.mark.few(10)
 def test_unaligned_views_are_right(implementation: CppImplementation, stream: bool) -> None:
     op = OPS[implementation.op]
-    problem = op.problem_of({**SMALL[type(implementation).__name__], "dtype": "bfloat16"})
+    problem = op.problem_of({**SMALL[type(implementation).__name__], "dtype": one_dtype(implementation)})
     values = op.inputs(problem, op.kinds[0], torch.Generator().manual_seed(3))
     moved = tuple(unaligned(value) if isinstance(value, torch.Tensor) else value for value in values)
     space = implementation.space(problem, CPU)
@@ -203,8 +211,7 @@ def unaligned(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.few(5)
 def test_nothing_is_written_outside_the_output(implementation: CppImplementation) -> None:
     op = OPS[implementation.op]
-    # what the test of unaligned views compiles as well
-    problem = op.problem_of({**SMALL[type(implementation).__name__], "dtype": "bfloat16"})
+    problem = op.problem_of({**SMALL[type(implementation).__name__], "dtype": one_dtype(implementation)})
     values = op.inputs(problem, op.kinds[0], torch.Generator().manual_seed(3))
     plan = build(
         op, Candidate(implementation, implementation.default(problem, CPU)), problem, op.arguments(values), CPU
@@ -218,10 +225,11 @@ def test_nothing_is_written_outside_the_output(implementation: CppImplementation
 
 @pytest.mark.parametrize(
     ("implementation", "dtype"),
-    one_of_each(
-        itertools.product((SoftmaxRows(), SoftmaxColumns()), (torch.float32, torch.bfloat16)),
-        lambda implementation, dtype: implementation.name,
-    ),
+    [
+        pytest.param(implementation, dtype, marks=THOROUGH if dtype == torch.bfloat16 else ())
+        for implementation in (SoftmaxRows(), SoftmaxColumns())
+        for dtype in (torch.float32, torch.bfloat16)
+    ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_softmax_hands_on_nan_and_infinity_as_torch_does(implementation: CppImplementation, dtype: torch.dtype) -> None:
@@ -263,7 +271,8 @@ def test_the_number_of_rows_decides_who_runs() -> None:
     assert "without sharing rows" in reasons(SoftmaxColumns(), rows=10_000)
 
 
-@pytest.mark.parametrize("op_name", ["vector_add", "square", "gelu"])
+@pytest.mark.parametrize("op_name", ["square", "vector_add", "gelu"])
+@pytest.mark.few(1)
 def test_no_elements_are_no_work(op_name: str) -> None:
     (implementation,) = [one for one in IMPLEMENTATIONS if one.op == op_name]
     op, empty = OPS[op_name], torch.empty(0)
@@ -274,6 +283,7 @@ def test_no_elements_are_no_work(op_name: str) -> None:
 
 @pytest.mark.parametrize("implementation", [SoftmaxRows(), CppRmsNorm()], ids=lambda one: one.op)
 @pytest.mark.parametrize("shape", [(0, 8), (3, 0)])
+@pytest.mark.few(2)
 def test_rows_or_columns_may_be_missing(implementation: CppImplementation, shape: tuple[int, int]) -> None:
     op, x = OPS[implementation.op], torch.empty(shape)
     values = op.bind((x,) if implementation.op == "softmax" else (x, torch.empty(shape[1])), {})

@@ -55,7 +55,7 @@ def compile_config(implementation: Implementation, problem: Problem, device: Dev
         for device, architecture in ((A100, "sm_80"), (H200, "sm_90a"))
     ],
 )
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_defaults_over_rows_compile(implementation: Implementation, device: Device) -> None:
     compile_over_rows(implementation, device, LENGTHS[ROWS.index(implementation) % len(LENGTHS)])
 
@@ -77,6 +77,7 @@ def compile_over_rows(implementation: Implementation, device: Device, *lengths: 
 
 
 @pytest.mark.parametrize("form", one_of_each([row, cluster, looped]), ids=lambda form: form.name)
+@pytest.mark.thorough
 def test_a_float32_weight_beside_halves_compiles(form: Form) -> None:
     implementation = CudaRmsNorm(form)
     assert implementation.mixed
@@ -100,6 +101,7 @@ def test_a_float32_weight_beside_halves_compiles(form: Form) -> None:
         lambda dtype, device: device.architecture,
     ),
 )
+@pytest.mark.few(1)
 def test_elementwise_defaults_compile(device: Device, dtype: str) -> None:
     compile_config(VectorElementwise("square"), Problem("square", {"n": 1 << 24, "dtype": dtype}), device)
     for approximate in ("none", "tanh"):

@@ -134,7 +134,7 @@ COMPILED = [
         for device, architecture in ((A100, "sm_80"), (H200, "sm_90a"))
     ],
 )  # fmt: skip
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_what_is_compiled_spills_nothing(
     m: int, n: int, k: int, group_size: int, config: Config, device: Device
 ) -> None:

@@ -51,6 +51,7 @@ def test_every_reason_is_given() -> None:
 
 @pytest.mark.parametrize("m", [9, 16, 33, 64, 96, 128, 192, 256, 1024, 8192])
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (28672, 4096), (4096, 14336), (128, 128)])
+@pytest.mark.few(20)
 def test_spaces_hold_their_default_and_fit_shared_memory(m: int, n: int, k: int) -> None:
     problem = problem_of(m, n, k)
     space = WGMMA.space(problem, H200)
@@ -133,6 +134,7 @@ def ordered(a: torch.Tensor, problem: Problem, config: Config, folder: Path) -> 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 @pytest.mark.parametrize(("m", "k", "tokens"), [(40, 136, 32), (16, 256, 16), (70, 128, 48)])
+@pytest.mark.few(1)
 def test_tokens_stand_where_the_products_look(m: int, k: int, tokens: int, tmp_path: Path) -> None:
     problem = problem_of(m, 64, k, k)
     a = torch.arange(m * k, dtype=torch.int16).view(m, k).view(torch.bfloat16)

@@ -53,6 +53,7 @@ def test_every_reason_is_given() -> None:
 
 @pytest.mark.parametrize("m", [17, 64, 65, 128, 200, 512, 8192])
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (28672, 4096), (4096, 14336), (16, 16)])
+@pytest.mark.few(14)
 def test_spaces_hold_their_default_and_fit_shared_memory(m: int, n: int, k: int) -> None:
     for implementation, problem in (linear(m, n, k), scaled(m, n, k, "row"), scaled(m, n, k, "block")):
         space = implementation.space(problem, H200)

@@ -106,7 +106,7 @@ def prepared(weight: PackedWeight, problem: Problem) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("zeros", ["none", "integer"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("chunk", [1, 2**24])
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 def test_each_number_stands_where_its_lane_looks(
     op: str, zeros: str, dtype: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def check(catalog: Catalog, name: str, config: Config, problem: Problem, kind: s
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.few(1)
 def test_chunks_are_right_where_several_are_needed(dtype: str, catalog: Catalog) -> None:
     for (place, kind), chunk in itertools.product(enumerate(OP.kinds), (16, 32)):
         problem = problem_of(75, 101, 9, dtype, ("sum", "mean")[place % 2], bias=place % 3 == 0)

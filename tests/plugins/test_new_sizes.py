@@ -112,7 +112,7 @@ def problems(op: Op, **changed: Value) -> list[Any]:
     one_of_each(KINDS, lambda op, implementation: type(implementation)),
     ids=lambda one: getattr(one, "name", ""),
 )
-@pytest.mark.few(55)
+@pytest.mark.few(20)
 def test_sizes_share_spaces_and_defaults(op: Op, implementation: Implementation) -> None:
     device = CPU if implementation.name.startswith("torch.native") else H200
     if device.type not in implementation.device_types:
@@ -133,6 +133,7 @@ def test_sizes_share_spaces_and_defaults(op: Op, implementation: Implementation)
 
 
 @pytest.mark.parametrize("op", BOX, ids=lambda op: op.name)
+@pytest.mark.few(20)
 def test_outputs_told_by_a_rule_are_those_of_the_reference(op: Op) -> None:
     for dims in op.examples[:8]:
         values = op.draw(op.problem_of(dims), "normal", torch.Generator().manual_seed(0))

@@ -55,6 +55,7 @@ def test_every_reason_is_given() -> None:
 
 @pytest.mark.parametrize("implementation", [W4, W8, INT8, INT2, INT1, W4A16], ids=lambda one: one.op)
 @pytest.mark.parametrize("m", [1, 16, 33, 64, 128, 192, 1024, 8192])
+@pytest.mark.few(16)
 def test_spaces_hold_their_default_and_fit_shared_memory(implementation: WgmmaPacked, m: int) -> None:
     for n, k in ((28672, 4096), (4096, 14336), (64, 128)):
         for group_size in (64, k):

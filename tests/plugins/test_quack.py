@@ -112,6 +112,7 @@ CASES = [(op, dims) for op in FUNCTIONS for dims in (LOSSES if op.startswith("cr
 
 @pytest.mark.parametrize(("op", "dims"), one_of_each(CASES, lambda op, dims: op))
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.few(3)
 def test_what_is_made_of_its_functions_is_the_op(
     op: str, dims: Mapping[str, Value], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,7 @@ def norm_arguments(need_x: bool = True, need_weight: bool = True) -> Arguments:
     return RMS_NORM_BACKWARD.arguments((rows, rows, weight, 1e-6, need_x, need_weight))
 
 
+@pytest.mark.thorough
 def test_norms_default_compiles_without_spilling() -> None:
     arguments = norm_arguments()
     problem = RMS_NORM_BACKWARD.pose(arguments)

@@ -48,7 +48,7 @@ def _family(op: str) -> object:
 
 # of each family an op or its gradient: tests/tuner/verify has all of them in a layout or two
 @pytest.mark.parametrize("op", one_of_each(OPS, _family))
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 def test_torchs_own_operator_is_right_in_every_layout(catalog: Catalog, op: str) -> None:
     problems = covering(map(catalog.op(op).problem_of, catalog.op(op).examples))
     problem = problems[OPS.index(op) % len(problems)]  # so that the ops together have every dtype
@@ -122,6 +122,7 @@ def test_torchs_own_operator_goes_first_where_nothing_is_tuned(catalog: Catalog)
         ("float16", True, 1, 256),
     ],
 )
+@pytest.mark.few(2)
 def test_the_cpus_packed_kernel_is_right(
     catalog: Catalog, dtype: str, symmetric: bool, m: int, group_size: int
 ) -> None:

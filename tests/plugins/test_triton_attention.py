@@ -54,27 +54,29 @@ def test_numerics_of_parts_of_a_projection_and_of_heads_before_rows() -> None:
             torch.testing.assert_close(one.double(), other, rtol=1e-2, atol=1e-2)
 
 
-def test_numerics_of_masks_of_all_batches_and_of_all_heads() -> None:
+@pytest.mark.parametrize("outer", [(1, 1), (2, 1), (1, 4), (2, 4)], ids=str)
+@pytest.mark.few(2)
+def test_numerics_of_masks_of_all_batches_and_of_all_heads(outer: tuple[int, int]) -> None:
     q, k, v = torch.randn(2, 5, 4, 16), torch.randn(2, 40, 2, 16), torch.randn(2, 40, 2, 16)
-    for outer in ((1, 1), (2, 1), (1, 4), (2, 4)):
-        seen = torch.rand(*outer, 5, 40) < 0.5
-        bias = torch.randn(seen.shape).masked_fill(~seen, -torch.inf)
-        for mask in (seen, bias, seen[:, :, :1].expand(-1, -1, 5, -1)):
-            values = ATTENTION.bind((q, k, v, mask), {})
-            for one, right in zip(run(ATTENTION, values), numerics.reference64(ATTENTION, values), strict=True):
-                torch.testing.assert_close(one.double(), right, rtol=1e-5, atol=1e-5)
+    seen = torch.rand(*outer, 5, 40) < 0.5
+    bias = torch.randn(seen.shape).masked_fill(~seen, -torch.inf)
+    for mask in (seen, bias, seen[:, :, :1].expand(-1, -1, 5, -1)):
+        values = ATTENTION.bind((q, k, v, mask), {})
+        for one, right in zip(run(ATTENTION, values), numerics.reference64(ATTENTION, values), strict=True):
+            torch.testing.assert_close(one.double(), right, rtol=1e-5, atol=1e-5)
 
 
-def test_numerics_of_gradients_some_of_which_nobody_needs() -> None:
+@pytest.mark.parametrize("needs", list(itertools.product((False, True), repeat=3)), ids=str)
+@pytest.mark.few(3)
+def test_numerics_of_gradients_some_of_which_nobody_needs(needs: tuple[bool, bool, bool]) -> None:
     drawn = ATTENTION_BACKWARD.draw(
         ATTENTION_BACKWARD.problem_of({**SMALL, "head_dim": 16, "kv_heads": 2, "dtype": "float32"}),
         "normal",
         torch.Generator().manual_seed(0),
     )
     whole = ATTENTION_BACKWARD.reference(*drawn)
-    for needs in itertools.product((False, True), repeat=3):
-        found = run(ATTENTION_BACKWARD, (*drawn[:-3], *needs))
-        for one, right, needed in zip(found, as_tuple(whole), needs, strict=True):
-            assert one.shape == (right.shape if needed else (0,))
-            if needed:
-                torch.testing.assert_close(one, right)
+    found = run(ATTENTION_BACKWARD, (*drawn[:-3], *needs))
+    for one, right, needed in zip(found, as_tuple(whole), needs, strict=True):
+        assert one.shape == (right.shape if needed else (0,))
+        if needed:
+            torch.testing.assert_close(one, right)

@@ -46,6 +46,7 @@ def test_the_largest_configuration_fits_and_was_counted(dims: Mapping[str, Any],
     assert compiled(form, dims, dtype, largest).resources["shared_bytes"] <= counted <= H200.shared_bytes
 
 
+@pytest.mark.thorough
 def test_64_heads_are_multiplied_by_hopper_s_own_products_and_loads_are_ahead() -> None:
     # what test_triton.py compiles, too
     config = FORMS[1].default(problem_of("mla_decode", {**MLA, "batch": 1}), H200)
@@ -88,6 +89,7 @@ def test_latents_that_do_not_fit_and_are_too_long_are_told() -> None:
     [*(pytest.param(one, marks=THOROUGH) for one in ((True, False), (False, True))), (False, False)],
     ids=str,
 )
+@pytest.mark.thorough
 def test_a_sampler_is_compiled_for_the_filters_that_are_there(filters: tuple[bool, bool]) -> None:
     form, dims = LoopedTopKTopPSampling(), dict(zip(("top_k", "top_p"), filters, strict=True))
     problem = problem_of("top_k_top_p_sampling", {"rows": 64, "cols": 50257, **dims})

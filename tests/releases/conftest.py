@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,7 +57,7 @@ def database(tmp_path: Path) -> str:
     return str(tmp_path / "tuning.db")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def win() -> Win:
     """Publish an implementation as the winner of one softmax on this CPU."""
 
@@ -71,10 +73,22 @@ def win() -> Win:
     return win
 
 
+@pytest.fixture(scope="module")
+def _released(win: Win, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A database as ``released`` has it, of which each test gets a copy."""
+    folder = tmp_path_factory.mktemp("released")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERNEL_REGISTRY_CACHE", str(folder / "cache"))
+        return folder / "tuning.db", release(str(folder / "tuning.db"), win)
+
+
 @pytest.fixture
-def released(database: str, win: Win) -> str:
+def released(database: str, _released: tuple[Path, str]) -> str:
     """The id of a release ``one`` with the first winner, which the second has replaced since."""
-    return release(database, win)
+    file, made = _released
+    with contextlib.closing(sqlite3.connect(file)) as one, contextlib.closing(sqlite3.connect(database)) as copy:
+        one.backup(copy)
+    return made
 
 
 def release(database: str, win: Win) -> str:

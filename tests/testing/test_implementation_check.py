@@ -302,7 +302,7 @@ class LowPrecision(BlockedSquare):
     ids=lambda value: type(value).__name__ if isinstance(value, Implementation) else str(value)[:30],
 )
 def test_a_wrong_implementation_is_refused_with_the_fault(implementation: Implementation, expected: str) -> None:
-    assert expected in failure(implementation)
+    assert expected in failure(implementation, SMALL[:1])
 
 
 def test_an_implementation_that_declares_itself_unsteady_may_be() -> None:

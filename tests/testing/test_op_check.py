@@ -52,7 +52,7 @@ SMALL: tuple[dict[str, Value], ...] = ({"n": 7, "dtype": "float32"},)
 
 
 @pytest.mark.parametrize("op", BOX, ids=lambda op: op.name)
-@pytest.mark.few(20)
+@pytest.mark.few(12)
 def test_the_ops_in_the_box_agree_with_themselves_on_some_examples(op: Op) -> None:
     problems = covering(map(op.problem_of, op.examples))
     # so that the ops together have every dtype

@@ -219,6 +219,7 @@ def _untuned(implementation: InductorImplementation, x: torch.Tensor) -> Plan:
     return build(SQUARE, Candidate(implementation, {}), problem, SQUARE.arguments((x,)), CPU, untuned=True)
 
 
+@pytest.mark.thorough
 def test_sizes_that_were_not_tuned_share_their_compilations() -> None:
     implementation, before = Compiled(), _compilations()
     for n in range(100, 120):

@@ -147,7 +147,7 @@ def test_a_soft_cap_is_gemmas() -> None:
         (5, 3, {"causal": True, "mask": True}),
     ],
 )
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_gradients_pass_gradcheck_in_float64(rows: int, keys: int, attributes: Mapping[str, Any]) -> None:
     q = heads(2, rows, 4, 3, grad=True, dtype=torch.float64)
     k, v = (heads(2, keys, 2, 3, grad=True, dtype=torch.float64) for _ in range(2))

@@ -189,6 +189,7 @@ def test_tolerances_accept_the_reference_and_refuse_mutants(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.few(1)
 def test_weights_may_be_rounded_but_not_their_sums(dtype: torch.dtype) -> None:
     dims: dict[str, Value] = {**DIMS, "kv_len": 2000, "dtype": str(dtype).removeprefix("torch.")}
 

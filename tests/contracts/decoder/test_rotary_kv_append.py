@@ -238,6 +238,8 @@ def test_problems_that_no_call_has(changes: dict[str, int], message: str) -> Non
 
 def test_data_outside_of_table_and_cache_are_found_where_they_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNEL_REGISTRY_CHECK", "1")
+    # data are checked before any kernel runs: none in C++ is compiled for it
+    monkeypatch.setenv("CXX", "no-such-compiler")
     call = Dispatcher(Catalog()).op(OP.name)
     call(Q, K, K, T, C.clone(), C.clone(), L + 7, P + 4)
     with pytest.raises(OutOfRangeError, match=r"positions\[0, 0\] is 5, expected 0 to 4, a row of cos_sin_cache"):

@@ -148,6 +148,7 @@ ONLY: dict[str, Callable[[Problem], bool]] = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 @pytest.mark.parametrize("name", OPS)
+@pytest.mark.few(11)
 def test_a_mutant_is_refused_by_some_kind(name: str, mutant: str) -> None:
     for problem in problems():
         if problem.op == name and (mutant not in ONLY or ONLY[mutant](problem)):

@@ -143,6 +143,7 @@ ONLY: dict[str, Callable[[Problem], bool]] = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.few(7)
 def test_a_mutant_is_refused_by_some_kind(mutant: str) -> None:
     for problem in problems():
         if mutant not in ONLY or ONLY[mutant](problem):

@@ -93,6 +93,7 @@ MUTANTS: dict[str, dict[str, Callable[[dict[str, Any]], Any]]] = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.few(5)
 def test_a_mutant_is_refused_by_some_kind(mutant: str) -> None:
     for problem in problems():
         if "zero points" not in mutant or problem.zeros != "none":

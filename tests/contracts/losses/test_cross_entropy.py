@@ -81,7 +81,8 @@ def test_gradients_pass_gradcheck_in_float64() -> None:
 @pytest.mark.parametrize("dtype", one_of_each([torch.float16, torch.bfloat16]), ids=str)
 def test_the_loss_of_halves_has_their_dtype_and_is_rounded_once(dtype: torch.dtype) -> None:
     logits, target = torch.randn(64, 1000, dtype=dtype), torch.randint(1000, (64,))
-    loss, lse = registry.call("cross_entropy", logits, target)
+    with registry.using(cross_entropy="torch.native"):
+        loss, lse = registry.call("cross_entropy", logits, target)
     assert (loss.dtype, lse.dtype) == (dtype, torch.float32)
     assert loss == torchs(logits.double(), target).to(dtype)
     torch.testing.assert_close(lse, logits.float().logsumexp(-1))

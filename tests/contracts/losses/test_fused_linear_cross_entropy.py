@@ -175,6 +175,7 @@ def test_under_autocast_it_keeps_the_dtype_of_its_arguments() -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.thorough
 def test_it_is_part_of_a_whole_graph() -> None:
     x, weight, target, _ = drawn(6, 20, 8)
     compiled = torch.compile(lambda *given: registry.call(NAME, *given)[0] * 2.0, fullgraph=True, backend="aot_eager")
@@ -228,6 +229,7 @@ def largest(op: Op, implementation: str, config: Mapping[str, Value]) -> int:
 
 
 @pytest.mark.parametrize(("op", "chunk"), [(BOTH[0], 256), (BOTH[1], 1024)], ids=["rows", "columns"])
+@pytest.mark.few(1)
 def test_all_logits_are_never_held(op: Op, chunk: int) -> None:
     whole = 600 * 2000
     assert largest(op, "torch.native", {}) == whole
