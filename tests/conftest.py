@@ -11,6 +11,7 @@ release, and after a change to what is named here.
 
 from __future__ import annotations
 
+import ast
 import gc
 import itertools
 import os
@@ -22,7 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .overhead import capture_root_logs, draw_few, draw_no_constants_of_ours, draw_the_same_each_time
+from .overhead import (
+    capture_root_logs,
+    compile_statements_once,
+    draw_few,
+    draw_no_constants_of_ours,
+    draw_the_same_each_time,
+    look_for_plugins_once,
+)
 from .rewriting import rewrite_a_share
 from .sharing import place_of
 from .tiers import spread
@@ -68,6 +76,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not _asks_for_thorough(config):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, obj: object) -> list[pytest.Item] | None:
+    """A thorough function becomes no tests where none is asked for."""
+    marks = [mark.name for mark in getattr(obj, "pytestmark", ()) if isinstance(mark, pytest.Mark)]
+    return [] if "thorough" in marks and not _asks_for_thorough(collector.config) else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -186,6 +201,12 @@ def _one_keeper() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _what_tests_share() -> None:
+    compile_statements_once()
+    look_for_plugins_once()
+
+
 @pytest.fixture(scope="module")
 def without_cpp_kernels(pytestconfig: pytest.Config) -> Iterator[None]:
     """Calls on a CPU run torch's own ops, as where there is no C++ compiler: a kernel in C++ takes it 0.5 s of a core.
@@ -202,6 +223,18 @@ def without_cpp_kernels(pytestconfig: pytest.Config) -> Iterator[None]:
         dispatcher.forget()  # what could run before the variable changed is remembered, to reload winners is not enough
         yield
     dispatcher.forget()
+
+
+@pytest.fixture(scope="module")
+def late_imports(request: pytest.FixtureRequest) -> None:
+    """With the first test of a module is imported what the module imports for type checkers.
+
+    That is what takes seconds, transformers foremost, and what most processes of a run need for no test.
+    """
+    tree = ast.parse(Path(request.module.__file__).read_text())
+    for node in tree.body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            exec(compile(ast.Module(node.body, []), request.module.__file__, "exec"), vars(request.module))
 
 
 @pytest.fixture

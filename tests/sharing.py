@@ -9,6 +9,9 @@ from xdist.scheduler import LoadScopeScheduling
 TOGETHER = {
     "compilers": (
         "tests/backends/",
+        "tests/dispatch/compiled/",
+        "tests/dispatch/hit/test_lists.py",
+        "tests/dispatch/test_calls.py",
         "tests/dispatch/torch_side/",
         "tests/dispatch/test_untuned_sizes.py",
         "tests/integrations/torch_compile/",
@@ -19,16 +22,23 @@ TOGETHER = {
     "tuner": ("tests/tuner/",),
     "commands": ("tests/adversarial/", "tests/cli/", "tests/test_public.py"),
     "databases": ("tests/fleet/", "tests/tuning_db/"),
+    "models": (
+        "tests/benchmarks/test_models.py",
+        "tests/benchmarks/test_training.py",
+        "tests/benchmarks/test_untuned_step.py",
+        "tests/integrations/transformers/",
+        "tests/test_docs.py",
+        "tests/test_names_in_strings.py",
+    ),
 }
-"""What one process of a run takes as a whole, since the first test of it costs seconds more: an import of Inductor, a
-template of workers, or a server of PostgreSQL. All other tests go by files, whose fixtures are then made once. Each is
-less than a third of all.
+"""What one process of a run takes as a whole, since the first test of it costs seconds more: an import of Inductor
+or of transformers, a template of workers, or a server of PostgreSQL. All other tests go by files, whose fixtures are
+then made once. Each is less than a third of all.
 """
 LONG = (
     "tests/test_example_acme.py",
     "tests/test_example_numba.py",
     "tests/test_from_nothing.py",
-    "tests/test_docs.py",
     "tests/plugins/test_triton",
 )
 """Files that would keep one process busy when the others have ended."""

@@ -68,7 +68,7 @@ LEAVE_NOTHING = ("README.md", "pytorch.md", "quantized-checkpoints.md", "transfo
 
 
 @pytest.mark.parametrize(("page", "code"), list(marked(named=False)))
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_a_script_in_the_guides_runs(page: str, code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text(code)
@@ -104,7 +104,7 @@ def everything(catalog: Catalog) -> list[Implementation]:
 
 
 @pytest.mark.parametrize(("name", "code"), list(marked(named=True)))
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 def test_a_plugin_in_the_guides_is_sound(name: str, code: str, tmp_path: Path, catalog: Catalog) -> None:
     check_plugin(name, code, tmp_path, catalog, 2)
 

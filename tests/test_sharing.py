@@ -17,8 +17,8 @@ def test_what_goes_together_and_what_is_long_is_there() -> None:
 
 def test_groups_come_first_then_long_files_and_the_rest_by_files() -> None:
     several = ["tests/backends/test_estimate.py::test_a", "tests/tuner/test_run.py::test_b[tests/cli/]"]
-    alone = ["tests/test_docs.py::test_c", "tests/test_names.py::test_d"]
+    alone = ["tests/test_example_acme.py::test_c", "tests/test_names.py::test_d"]
     assert [group_of(nodeid) for nodeid in (*several, *alone)] == [
-        "compilers", "tuner", "tests/test_docs.py", "tests/test_names.py",
+        "compilers", "tuner", "tests/test_example_acme.py", "tests/test_names.py",
     ]  # fmt: skip
     assert sorted([*reversed(alone), *reversed(several)], key=place_of) == [*several, *alone]

@@ -75,6 +75,7 @@ def test_one_problem_alone_is_decided_as_well_in_its_more_blocks(seeded: Callabl
     assert simulate(seeded(4), ALONE, "real", 3, gain=True, runs=480).rate() <= MISSED_GAINS
 
 
+@pytest.mark.thorough
 def test_the_table_names_the_blocks_and_the_decisions(seeded: Callable[[int], World]) -> None:
     lines = table(seeded(0), 2, 1)
     assert lines[0] == f"One problem alone: {MOST_BLOCKS} blocks of {ROUNDS} rounds on average; 2 decisions a figure"

@@ -25,6 +25,7 @@ MOST = {"int1": 0.8, "int2": 0.6, "2:4": 0.5, "int8": 0.08, "W8A8": 0.08, "float
 @pytest.mark.parametrize("alone", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["torch", "all"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("title", FORMATS)
+@pytest.mark.few(14)
 def test_implementations_add_a_rounding_and_the_format_costs_what_its_bits_do(
     title: str, kind: str, alone: bool
 ) -> None:

@@ -33,6 +33,7 @@ def test_no_result_is_wrong_and_nobody_stands_still(forced: bool, seconds: float
     assert outcome.misses > 0
 
 
+@pytest.mark.thorough
 def test_one_op_is_hammered_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--op", "softmax", "--device", "cpu", "--seconds", "0.4", "--threads", "2", "--rows", "1", "3"]) == 0
     told = capsys.readouterr().out.splitlines()[1:]

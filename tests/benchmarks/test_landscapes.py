@@ -78,6 +78,7 @@ def test_noise_is_unknown_without_finals(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", files(KEPT), ids=lambda path: path.name)
+@pytest.mark.few(1)
 def test_the_measured_landscapes_are_whole(path: Path) -> None:
     file = load(path)
     assert file.hardware["name"]

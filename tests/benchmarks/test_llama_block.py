@@ -28,7 +28,7 @@ def test_a_layer_is_right_in_every_form(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("op", one_of_each(["rms_norm", "softmax", "gemm_int4"]))
-@pytest.mark.few(1)
+@pytest.mark.thorough
 def test_an_op_that_is_a_little_wrong_is_noticed(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = registry.call
 

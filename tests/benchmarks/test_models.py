@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from benchmarks.models import __main__ as models
-from benchmarks.models import decoding, peers, table
 from benchmarks.models.timing import Deadline
+
+if TYPE_CHECKING:  # see late_imports
+    from benchmarks.models import __main__ as models
+    from benchmarks.models import decoding, peers, table
+
+pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 OPTIONS = ["--smoke", "--layers", "1", "--batches", "1", "--steps", "1"]
 
 
+@pytest.mark.thorough
 def test_every_way_has_a_time_and_its_ratio_to_plain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = [*OPTIONS, "--forms", "eager", "prefill", "--ways", "plain", "int4", "--write", str(tmp_path)]
     rows = models.main(given)

@@ -12,6 +12,7 @@ from registry.device import Device
 from registry.errors import CompileError
 
 
+@pytest.mark.thorough
 def test_every_implementation_of_the_device_takes_part_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise CompileError("torch.compile: an error of Inductor's\nand its trace")

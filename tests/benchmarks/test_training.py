@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("transformers", minversion="5")
+if TYPE_CHECKING:  # see late_imports
+    from transformers.models.llama import modeling_llama
 
-from transformers.models.llama import modeling_llama
+    from benchmarks.models import training, training_ways
+    from benchmarks.models.timing import ROUNDS
 
-from benchmarks.models import training, training_ways
-from benchmarks.models.timing import ROUNDS
+pytestmark = pytest.mark.usefixtures("late_imports")
 
 OPTIONS = ["--smoke", "--layers", "1", "--batches", "2x16", "--steps", "1", "--forms", "eager"]
 

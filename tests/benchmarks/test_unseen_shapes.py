@@ -60,6 +60,7 @@ def databases(tmp_path: Path) -> tuple[str, str]:
     return publish(tmp_path / "seen.db", {1: FAST, 64: SLOW}), publish(tmp_path / "own.db", {3: FAST, 40: FAST})
 
 
+@pytest.mark.thorough
 def test_what_dispatch_takes_is_raced_against_the_problems_own_winner(databases: tuple[str, str]) -> None:
     try:
         rows = unseen_shapes.compare(*databases, CPU)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.models import untuned_step
+if TYPE_CHECKING:  # see late_imports
+    from benchmarks.models import untuned_step
+
+pytestmark = pytest.mark.usefixtures("late_imports")
 
 
 @pytest.mark.thorough

@@ -174,6 +174,7 @@ SLIPS = {
 
 
 @pytest.mark.parametrize(("right", "wrong", "message", "remedy"), SLIPS.values(), ids=list(SLIPS))
+@pytest.mark.few(1)
 def test_a_wrong_launch_is_no_candidate_of_a_dry_run_and_does_not_compile(
     command: Command, kernels: Path, two_problems: Path, right: str, wrong: str, message: str, remedy: str
 ) -> None:

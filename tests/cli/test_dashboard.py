@@ -8,16 +8,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from wsgiref.simple_server import make_server
 
 import optuna
 import pytest
 
+from registry.dashboard.serving import guarded
 from registry.dashboard.studies import rebuild
 from registry.report.facts import read
 from tuning_db import CandidateKey, Store
@@ -59,15 +62,28 @@ def fetched(url: str) -> bytes:
         return bytes(answer.read())
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a dashboard over a database that all tests of it share: its process imports for seconds."""
-    with serving(fill(tmp_path_factory.mktemp("served") / "some.db")) as found:
-        yield found
+@pytest.fixture
+def url(database: Path) -> Iterator[str]:
+    """The address of a dashboard as ``listen`` makes it, in a thread: a process of its own imports for seconds."""
+    from optuna_dashboard import wsgi
+
+    with Store.open(database) as store:
+        application = guarded(wsgi(rebuild(read(store), store)), "127.0.0.1")
+    with make_server("127.0.0.1", 0, application) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
 
 
 @pytest.mark.thorough
-def test_a_browser_gets_the_page_the_studies_and_the_trials(url: str) -> None:
+def test_a_browser_gets_the_page_the_studies_and_the_trials(database: Path) -> None:
+    with serving(database) as url:
+        the_page_the_studies_and_the_trials_are_served(url)
+
+
+def the_page_the_studies_and_the_trials_are_served(url: str) -> None:
     assert b"<html" in fetched(f"{url}dashboard/")
     studies = json.loads(fetched(f"{url}api/studies"))["study_summaries"]
     names = {study["study_name"]: study for study in studies}
@@ -107,6 +123,10 @@ def status(url: str, headers: dict[str, str], data: bytes | None = None) -> int:
             return fault.code
 
 
+def test_a_server_in_a_thread_has_them_too(url: str) -> None:
+    the_page_the_studies_and_the_trials_are_served(url)
+
+
 def test_pages_of_other_sites_neither_read_nor_change_it(url: str) -> None:
     port, api = url.rstrip("/").rpartition(":")[2], f"{url}api/studies"
     create = json.dumps({"study_name": "x", "directions": ["minimize"]}).encode()
@@ -135,6 +155,7 @@ def test_when_a_trial_began_and_ended_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [[True, 1, False], [None, "a", 3], [[1, 2], {"b": 1}], [0.5, 2, 1]])
+@pytest.mark.few(2)
 def test_any_value_of_a_config_can_be_a_choice(tmp_path: Path, values: list[Any]) -> None:
     path = tmp_path / "odd.db"
     with Store.open(path) as store:

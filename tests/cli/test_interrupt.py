@@ -47,6 +47,7 @@ kernel_registry.{program}()
         ("registry", "torch", ["ops"], "SIGINT"),
     ],
 )
+@pytest.mark.few(2)
 def test_ctrl_c_while_the_program_is_imported_is_one_line(
     program: str, module: str, arguments: list[str], told_by: str
 ) -> None:

@@ -280,6 +280,7 @@ def test_an_undecided_database_is_still_a_report(command: Command, tmp_path: Pat
 @pytest.mark.parametrize(
     "odd", [0.0, 1e300, *(pytest.param(odd, marks=pytest.mark.thorough) for odd in (-1.0, 1e-300))]
 )
+@pytest.mark.few(1)
 def test_numbers_that_no_run_would_store_still_make_a_report(command: Command, tmp_path: Path, odd: float) -> None:
     path, out = tmp_path / "odd.db", tmp_path / "out.html"
     with Store.open(path) as store:
@@ -308,6 +309,7 @@ def test_the_pictures_in_the_guide_are_small() -> None:
         assert len(data) < 300_000, name
 
 
+@pytest.mark.thorough
 def test_an_op_on_two_gpus_is_named_once_in_the_navigation(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "out.html"
     fill_measured(tmp_path / "a.db")

@@ -91,6 +91,7 @@ def test_the_winners_of_an_op_are_shown_without_reading_its_trials(command: Comm
         ((), ["gelu", "square"]),
     ],
 )
+@pytest.mark.few(2)
 def test_several_ops_are_shown(command: Command, database: Path, ops: tuple[str, ...], shown: list[str]) -> None:
     other = ProblemKey("gelu", 1, {"n": 4096, "dtype": "float32"}, ("dtype",))
     with Store.open(database) as store:
@@ -126,6 +127,7 @@ def test_a_tie_is_shown_as_one(command: Command, database: Path) -> None:
     ("status", "why"),
     [("timeout", "timeout"), ("ok", "source or space changed, or gone"), ("", "source or space changed, or gone")],
 )
+@pytest.mark.few(1)
 def test_a_new_winner_in_the_place_of_one_that_was_out_says_why(
     command: Command, tmp_path: Path, status: str, why: str
 ) -> None:
@@ -175,6 +177,7 @@ def test_every_trial_is_listed_with_status_and_reason(command: Command, database
 @pytest.mark.parametrize(
     "given", [["--status", "crash,wrong_result"], ["--status", "crash", "--status", "wrong_result"]]
 )
+@pytest.mark.few(1)
 def test_trials_can_be_narrowed_by_status(command: Command, database: Path, given: list[str]) -> None:
     told = command("registry", "results", "--db", database, "--trials", "--json", *given)
     assert sorted(one["status"] for one in json.loads(told.out)) == ["crash", "wrong_result"]

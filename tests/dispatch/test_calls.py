@@ -320,6 +320,7 @@ def test_torch_compile_traces_through_in_one_graph(dispatcher: Dispatcher, one: 
         (None, (), ArgumentTypeError, "^the name of an op must be a str, got None"),
     ],
 )
+@pytest.mark.few(2)
 def test_a_bad_call_under_torch_compile_is_the_same_error(
     dispatcher: Dispatcher, op: Any, args: tuple[Any, ...], kind: type[Exception], message: str, fullgraph: bool
 ) -> None:
@@ -330,6 +331,7 @@ def test_a_bad_call_under_torch_compile_is_the_same_error(
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.thorough
 def test_a_good_call_after_a_bad_one_is_compiled(dispatcher: Dispatcher, one: Any) -> None:
     compiled = torch.compile(lambda t, dim: dispatcher.call("softmax", t, dim), fullgraph=True, backend="eager")
     x = torch.randn(4, 8)

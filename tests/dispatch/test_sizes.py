@@ -237,7 +237,7 @@ def test_what_an_implementation_refuses_it_never_runs(work: Work) -> None:
 
 
 @pytest.mark.parametrize(("name", "most"), [("cpp.rows", 80), ("cpp.columns", 16)])
-@pytest.mark.few(1)
+@pytest.mark.thorough
 def test_a_compiled_kernel_serves_every_size_without_being_bound_again(work: Work, name: str, most: int) -> None:
     dispatcher = dispatching(compiled("softmax", name))
     for rows in range(1, most):

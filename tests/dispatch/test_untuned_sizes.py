@@ -55,6 +55,7 @@ def test_the_tuned_size_has_a_kernel_of_its_own_and_other_sizes_do_not_take_its_
     )
 
 
+@pytest.mark.thorough
 def test_what_can_nothing_but_compile_compiles_once_for_all_other_sizes(
     tuned: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

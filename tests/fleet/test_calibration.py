@@ -162,6 +162,7 @@ def test_a_device_is_compared_with_its_kind_after_a_job_that_failed(
     assert [one.outcome for one in file_queue.status().failures] == ["set aside"]
 
 
+@pytest.mark.thorough
 def test_a_worker_on_an_unfit_machine_ends_although_its_lease_is_lost(
     file_queue: JobQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

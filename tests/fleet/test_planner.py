@@ -33,6 +33,7 @@ def test_a_job_holds_problems_that_share_variants_and_no_more_than_it_may(catalo
     ]
 
 
+@pytest.mark.thorough
 def test_what_is_called_most_is_leased_first(file_queue: JobQueue, catalog: Catalog) -> None:
     from ..tuning_db.queue.conftest import worker
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tuning_db import CandidateKey, Environment, Interval, ProblemKey, Store
 
-from .records import COLD, H200, HOSTILE, decision, trial
+from .records import COLD, H200, HOSTILE, decision, made_once, trial
 
 PEAKS = {"bytes_per_us": 4.8e6, "flop_per_us": 2e9}
 TILE = CandidateKey("triton.tile", "f7", {"BLOCK": 64, "num_warps": 4})
@@ -27,6 +27,13 @@ def work_of(problem: ProblemKey) -> tuple[float, float]:
 
 def fill_measured(path: Path, details: dict[str, object] | None = None, environment: Environment = H200) -> Path:
     """Two sizes of a matrix product: the tile wins the small one, torch the large one."""
+    if (details, environment) == (None, H200) and not path.exists():
+        path.write_bytes(made_once(_fill))
+        return path
+    return _fill(path, details, environment)
+
+
+def _fill(path: Path, details: dict[str, object] | None = None, environment: Environment = H200) -> Path:
     problems = {m: gemm(m) for m in (1, 1024)}
     told = {"work": {one.key: list(work_of(one)) for one in problems.values()}, "peaks": PEAKS}
     with Store.open(path) as store:

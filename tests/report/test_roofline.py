@@ -103,6 +103,7 @@ def test_work_that_nobody_tells_makes_no_chart_and_is_asked_for(tmp_path: Path) 
         {"work": {gemm(1).key: [-1.0, 2.0], gemm(1024).key: [1.0]}, "peaks": {"bytes_per_us": True, "flop_per_us": 1}},
     ],
 )
+@pytest.mark.few(1)
 def test_details_of_another_form_are_passed_over(tmp_path: Path, details: dict[str, object]) -> None:
     section = section_of(fill_measured(tmp_path / "a.db", details))
     assert (section.roof, {facts.work for facts in section.problems}) == (None, {None})

@@ -408,6 +408,7 @@ def strangers():
         ("bind(self, problem, config, device, built): os.abort()", "crash"),
     ],
 )
+@pytest.mark.few(1)
 def test_the_machines_noise_is_measured_whatever_the_first_default_does(
     no_plugins: None, catalog: Catalog, tmp_path: Path, faulty: str, status: str
 ) -> None:

@@ -62,6 +62,7 @@ def unmet(store: Store, plan: ProblemPlan) -> tuple[str, ...] | None:
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["now", "before runs told their implementations"])
+@pytest.mark.few(1)
 def test_a_decision_has_met_its_finalists_and_what_was_tried_before(
     rogues: Catalog, store: Store, recorded: bool
 ) -> None:
@@ -106,6 +107,7 @@ def test_what_another_source_of_an_implementation_did_does_not_count(
 
 
 @pytest.mark.parametrize("winners_only", [True, False])
+@pytest.mark.few(1)
 def test_an_imported_winner_has_met_what_its_run_could_try_and_nothing_of_this_database(
     rogues: Catalog, store: Store, tmp_path: Path, winners_only: bool
 ) -> None:
@@ -124,6 +126,7 @@ def test_an_imported_winner_has_met_what_its_run_could_try_and_nothing_of_this_d
     assert unmet(store, every) == ("rogue.zeros",), "its trial here is older, and the importer has not seen it"
 
 
+@pytest.mark.thorough
 def test_an_imported_winner_of_a_run_that_told_nothing_has_met_its_finalists(
     rogues: Catalog, store: Store, tmp_path: Path
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_refuted_trial_is_older_than_what_refutes_it(server_store: Store, plan
     assert uids(recorder(server_store).known_trials(plans[0])) == [right, wrong]
 
 
+@pytest.mark.thorough
 def test_of_two_runs_that_try_a_candidate_the_decision_refers_to_the_trial_that_is_stored(
     server_store: Store, plans: list[ProblemPlan]
 ) -> None:
@@ -113,6 +114,7 @@ def test_of_two_runs_that_try_a_candidate_the_decision_refers_to_the_trial_that_
 
 
 @pytest.mark.parametrize("status", ["ok", "crash"])
+@pytest.mark.few(1)
 def test_a_batch_has_some_trials_that_are_new(server_store: Store, make: Make, status: str) -> None:
     first, second = (server_store.start_run(make.environment) for _ in range(2))
     rows: list[Any] = [make.trial(num_warps=number, status=status) for number in range(3)]

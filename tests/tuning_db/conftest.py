@@ -193,15 +193,20 @@ def store(url: str) -> Iterator[Store]:
         yield opened
 
 
-@pytest.fixture
-def file(tmp_path: Path, make: Make) -> Path:
-    """A closed SQLite store that holds one trial and one winner."""
-    path = tmp_path / "tuning.db"
+@pytest.fixture(scope="session")
+def _file(tmp_path_factory: pytest.TempPathFactory, make: Make) -> Path:
+    path = tmp_path_factory.mktemp("file") / "tuning.db"
     with Store.open(path) as opened:
         run = opened.start_run(make.environment)
         opened.add_trials(run, [make.trial()])
         opened.publish(run, make.decision())
     return path
+
+
+@pytest.fixture
+def file(tmp_path: Path, _file: Path) -> Path:
+    """A closed SQLite store that holds one trial and one winner."""
+    return Path(shutil.copy(_file, tmp_path / "tuning.db"))
 
 
 Script = Callable[[str, Sequence[str]], str]

@@ -23,6 +23,7 @@ def test_it_is_stored_and_travels(store: Store, make: Any) -> None:
     assert '"default_ratio":{"high":1.44,"low":1.36,"value":1.4}' in stream.getvalue()
 
 
+@pytest.mark.few(1)
 def test_a_decision_without_them_comes_back_without_them(store: Store, make: Any) -> None:
     store.publish(store.start_run(make.environment), make.decision(baselines={"torch.native": 2.0}))
     (found,) = store.winners()

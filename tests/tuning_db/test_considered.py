@@ -6,11 +6,14 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from tuning_db import CandidateKey, Final, Protocol, Store
 from tuning_db.considered import Considered
 from tuning_db.records import now
 
 
+@pytest.mark.few(1)
 def test_finalists_and_what_was_tried_before_under_the_same_conditions(store: Store, make: Any) -> None:
     def tried(name: str, **values: Any) -> Any:
         return replace(make.trial(**values), candidate=CandidateKey(name, "f1", {}))

@@ -40,6 +40,7 @@ def test_everything_arrives_on_either_database(filled: Store, store: Store) -> N
     assert sorted(_export(store).splitlines()) == sorted(sent.splitlines())
 
 
+@pytest.mark.few(1)
 def test_importing_again_adds_nothing(filled: Store, store: Store) -> None:
     sent = _export(filled)
     store.load(io.StringIO(sent))
@@ -58,6 +59,7 @@ def test_an_export_can_be_of_one_op_or_one_gpu(filled: Store, make: Any, tmp_pat
         assert len(part.runs()) == 1
 
 
+@pytest.mark.few(1)
 def test_an_export_of_winners_is_what_dispatch_needs(filled: Store, store: Store) -> None:
     sent = _export(filled, winners_only=True)
     kinds = [json.loads(text)["kind"] for text in sent.splitlines()]
@@ -75,6 +77,7 @@ def test_an_export_of_winners_is_what_dispatch_needs(filled: Store, store: Store
     ]
 
 
+@pytest.mark.few(1)
 def test_winners_first_and_everything_later_is_the_same_as_everything(filled: Store, store: Store) -> None:
     everything = _export(filled)
     store.load(io.StringIO(_export(filled, winners_only=True)))

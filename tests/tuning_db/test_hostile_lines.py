@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -43,6 +42,13 @@ def lines(tmp_path_factory: pytest.TempPathFactory, make: Any) -> tuple[str, ...
         stream = io.StringIO()
         filled.export(stream)
     return tuple(stream.getvalue().splitlines())
+
+
+@pytest.fixture(scope="module")
+def into(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store that stays empty, since all that it is given is refused."""
+    with Store.open(tmp_path_factory.mktemp("into") / "into.db") as opened:
+        yield opened
 
 
 def spoilt(lines: Sequence[str], kind: str, spoil: Callable[[Any], Any]) -> tuple[int, io.StringIO]:
@@ -90,14 +96,13 @@ def spoilt(lines: Sequence[str], kind: str, spoil: Callable[[Any], Any]) -> tupl
     ],
 )
 def test_what_no_tuner_writes_is_refused(
-    tmp_path: Path, lines: Sequence[str], kind: str, spoil: Callable[[Any], Any], fault: str
+    into: Store, lines: Sequence[str], kind: str, spoil: Callable[[Any], Any], fault: str
 ) -> None:
     number, stream = spoilt(lines, kind, spoil)
-    with Store.open(tmp_path / "into.db") as store:
-        with pytest.raises(ExchangeError, match=f"^line {number}: .*{fault}") as caught:
-            store.load(stream)
-        assert len(caught.value.message) < 400
-        assert store.statistics().runs == 0
+    with pytest.raises(ExchangeError, match=f"^line {number}: .*{fault}") as caught:
+        into.load(stream)
+    assert len(caught.value.message) < 400
+    assert into.statistics().runs == 0
 
 
 def places(value: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

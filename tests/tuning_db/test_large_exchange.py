@@ -74,6 +74,7 @@ def test_lines_made_of_columns_are_those_of_the_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored", ['{"b":1, "a":[0.5]}', '{"b":\n1,"a":[0.5]}', '{"b":1,"a":[0.5],"é":""}'])
+@pytest.mark.few(1)
 def test_stored_details_of_any_form_make_one_line(tmp_path: Path, stored: str) -> None:
     path, stream = tmp_path / "from.db", io.StringIO()
     with Store.open(path) as store:

@@ -108,6 +108,7 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path, content: bytes
 
 
 @pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.few(1)
 def test_a_damaged_file_is_left_alone(file: Path, options: dict[str, bool]) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole[:100] + b"\xff" * 4000 + whole[4100:])
@@ -154,6 +155,7 @@ def test_a_server_may_hold_other_tables_but_not_ours(postgresql_url: str) -> Non
 
 
 @pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.few(1)
 def test_a_newer_schema_is_left_alone(file: Path, options: dict[str, bool]) -> None:
     connection = sqlite3.connect(file)
     connection.execute("UPDATE tuning_db_version SET version_num = '0099'")

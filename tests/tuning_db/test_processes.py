@@ -91,6 +91,7 @@ def test_a_reader_is_not_kept_waiting_by_a_writer(file: Path, make: Any) -> None
 
 
 @pytest.mark.parametrize("journal", ["wal", "delete"])
+@pytest.mark.few(1)
 def test_a_crashed_writers_transaction_is_rolled_back(
     file: Path, journal: str, environment_variables: dict[str, str]
 ) -> None:

@@ -53,6 +53,7 @@ def test_who_stops_early_leaves_no_thread() -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.few(1)
 def test_a_bad_line_behind_many_parts_leaves_the_database_as_it_was(
     store: Store, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

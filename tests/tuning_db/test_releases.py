@@ -50,6 +50,7 @@ def test_a_release_has_the_winners_with_all_their_evidence(store: Store, make: A
     assert {"learnt_defaults": {"softmax": {}}} in runs
 
 
+@pytest.mark.few(1)
 def test_it_stays_while_winners_change(store: Store, make: Any) -> None:
     tuned(store, make)
     made = store.create_release("old")
@@ -64,6 +65,7 @@ def test_it_stays_while_winners_change(store: Store, make: Any) -> None:
     assert [one.name for one in store.releases()] == ["new", "old"]
 
 
+@pytest.mark.few(1)
 def test_equal_winners_have_one_id_in_every_database(url: str, tmp_path: Path, make: Any) -> None:
     with Store.open(url) as store, Store.open(tmp_path / "other.db") as other:
         # other row numbers than in the first database
@@ -100,6 +102,7 @@ def test_two_that_make_a_release_at_once_make_one(url: str, make: Any) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "../a", "-a", "a" * 101, "0" * 64, "a.jsonl"])
 @pytest.mark.parametrize("url", one_of_each(["sqlite", "postgresql"]), indirect=True)
+@pytest.mark.few(4)
 def test_a_name_is_plain_text(store: Store, make: Any, name: str) -> None:
     tuned(store, make)
     with pytest.raises(InvalidRecordError, match="a release cannot be called"):

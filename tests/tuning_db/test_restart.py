@@ -37,6 +37,7 @@ def restarted(folder: Path, running: ExitStack, again: ExitStack, seconds: float
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.thorough
 def test_what_is_stored_over_a_restart_is_stored_once(folder: Path, make: Any) -> None:
     told: list[str] = []
     patiently = Patience(told.append)

@@ -6,13 +6,9 @@ import io
 import shutil
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from alembic import command
-from alembic.autogenerate import compare_metadata
-from alembic.config import Config
-from alembic.migration import MigrationContext
 from sqlalchemy import Connection, MetaData, String, Table, create_engine, inspect, select, text
 
 from tuning_db import (
@@ -28,6 +24,14 @@ from tuning_db.models import StoredRow
 from tuning_db.schema import VERSION_TABLE
 
 from ..tiers import one_of_each
+
+if TYPE_CHECKING:  # see late_imports
+    from alembic import command
+    from alembic.autogenerate import compare_metadata
+    from alembic.config import Config
+    from alembic.migration import MigrationContext
+
+pytestmark = pytest.mark.usefixtures("late_imports")
 
 FIXTURES = Path(__file__).parent / "fixtures"
 NEXT = schema.LATEST + 1
@@ -92,6 +96,7 @@ def test_the_latest_migration_is_the_version_this_code_writes() -> None:
 
 @pytest.mark.parametrize("migrate", [True, False])
 @pytest.mark.parametrize("dump", sorted(FIXTURES.glob("*.sql")), ids=lambda path: str(path.stem))
+@pytest.mark.few(6)
 def test_a_file_of_every_version_can_be_read(tmp_path: Path, dump: Path, migrate: bool, make: Any) -> None:
     with Store.open(_restored(dump, tmp_path), create=migrate, migrate=migrate) as store:
         decision = store.winner(make.problem(), make.environment.hardware, make.environment.software)
@@ -105,6 +110,7 @@ def test_a_file_of_every_version_can_be_read(tmp_path: Path, dump: Path, migrate
 
 
 @pytest.mark.parametrize("dump", sorted(FIXTURES.glob("*.sql")), ids=lambda path: str(path.stem))
+@pytest.mark.few(3)
 def test_a_file_of_every_version_can_be_written(tmp_path: Path, dump: Path, make: Any) -> None:
     with Store.open(_restored(dump, tmp_path)) as store:
         store.add_trials(store.start_run(make.environment), [make.trial()])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tuning_db import Store
 
 from .conftest import Make
 
 
+@pytest.mark.few(1)
 def test_a_search_tells_the_resources_of_its_trials(store: Store, make: Make) -> None:
     takes = {"registers": 96, "spill_bytes": 0}
     run = store.start_run(make.environment)

@@ -40,6 +40,7 @@ def test_a_trial_comes_back_as_it_was(store: Store, make: Any) -> None:
     assert found.created.tzinfo == UTC
 
 
+@pytest.mark.few(1)
 def test_types_of_dimensions_and_configs_survive(store: Store, make: Any) -> None:
     problem = make.problem(causal=True, scale=1.0, count=1)
     config = {"flag": False, "zero": 0, "ratio": 2.0, "text": "a\"b\\'"}
@@ -54,6 +55,7 @@ def test_types_of_dimensions_and_configs_survive(store: Store, make: Any) -> Non
     }
 
 
+@pytest.mark.few(1)
 def test_output_of_crashed_processes_can_be_stored(store: Store, make: Any) -> None:
     trial = make.trial(status="crash", median_us=None, message="abort\0\udcff", details={"max_error": float("nan")})
     store.add_trials(store.start_run(make.environment), [trial])
@@ -62,6 +64,7 @@ def test_output_of_crashed_processes_can_be_stored(store: Store, make: Any) -> N
     assert found.details == {"max_error": "nan"}
 
 
+@pytest.mark.few(1)
 def test_only_what_is_new_is_read_again(store: Store, make: Any) -> None:
     mine, other = (store.start_run(make.environment) for _ in range(2))
     assert store.newest_trial() == (0, False)
@@ -87,6 +90,7 @@ def test_adding_a_trial_twice_keeps_one(store: Store, make: Any) -> None:
     assert store.trials() == [trial]
 
 
+@pytest.mark.few(1)
 def test_trials_are_filtered_by_everything_that_names_them(store: Store, make: Any) -> None:
     run = store.start_run(make.environment)
     elsewhere = Environment({"gpu": "H100"}, make.environment.software)
@@ -115,6 +119,7 @@ def test_trials_are_filtered_by_everything_that_names_them(store: Store, make: A
     ]
 
 
+@pytest.mark.few(1)
 def test_thousands_of_trials_with_new_candidates_fit_in_one_call(store: Store, make: Any) -> None:
     trials = [make.trial(make.problem(rows=n % 7), num_warps=n) for n in range(1200)]
     store.add_trials(store.start_run(make.environment), trials)
@@ -122,12 +127,14 @@ def test_thousands_of_trials_with_new_candidates_fit_in_one_call(store: Store, m
     assert store.statistics().candidates == 1200
 
 
+@pytest.mark.few(1)
 def test_a_trial_of_an_unknown_run_is_refused(store: Store, make: Any) -> None:
     with pytest.raises(InvalidRecordError, match="no run 'nowhere'"):
         store.add_trials("nowhere", [make.trial()])
     assert store.trials() == []
 
 
+@pytest.mark.few(1)
 def test_a_run_tells_when_and_where_it_was(store: Store, make: Any) -> None:
     run = store.start_run(make.environment, {"command": "tune"})
     assert store.runs()[0].ended is None
@@ -206,6 +213,7 @@ def test_threads_that_add_the_same_identities_do_not_deadlock(store: Store, make
     assert store.statistics().problems == 20
 
 
+@pytest.mark.few(1)
 def test_the_winner_is_this_softwares_else_the_newest_others(store: Store, make: Any) -> None:
     run = store.start_run(make.environment)
     hardware, old, new = make.environment.hardware, {"torch": "2.9"}, {"torch": "2.10"}
@@ -221,6 +229,7 @@ def test_the_winner_is_this_softwares_else_the_newest_others(store: Store, make:
     assert store.winner(make.problem(), hardware, new, regime="warm") is None
 
 
+@pytest.mark.few(1)
 def test_a_winner_under_new_software_may_name_the_one_it_beat_under_the_old(store: Store, make: Any) -> None:
     run = store.start_run(make.environment)
     before = make.decision()
@@ -250,6 +259,7 @@ def test_winners_are_found_by_what_neighbours_share(store: Store, make: Any) -> 
     assert len(store.winners(regime="warm")) == 1
 
 
+@pytest.mark.few(1)
 def test_an_op_may_change_which_dimensions_are_static(store: Store, make: Any) -> None:
     run = store.start_run(make.environment)
     before = make.decision()
@@ -260,6 +270,7 @@ def test_an_op_may_change_which_dimensions_are_static(store: Store, make: Any) -
     assert store.winners(static_key=before.problem.static_key) == []
 
 
+@pytest.mark.few(1)
 def test_history_is_newest_first_and_keeps_predecessors(store: Store, make: Any) -> None:
     run = store.start_run(make.environment)
     first = make.decision()
@@ -270,6 +281,7 @@ def test_history_is_newest_first_and_keeps_predecessors(store: Store, make: Any)
     assert store.history(make.problem(rows=5), make.environment.hardware) == []
 
 
+@pytest.mark.few(1)
 def test_statistics_count(store: Store, make: Any) -> None:
     run = store.start_run(make.environment)
     store.add_trials(run, [make.trial(), make.trial(num_warps=8)])
@@ -289,6 +301,7 @@ def test_a_store_opened_again_still_holds_everything(store: Store, url: str, mak
             assert _winner(again, make) == decision
 
 
+@pytest.mark.few(1)
 def test_a_closed_store_says_so(store: Store, make: Any) -> None:
     store.close()
     with pytest.raises(TuningDBError, match="was closed"):
@@ -316,6 +329,7 @@ def _together(count: int, action: Any) -> None:
     assert faults == []
 
 
+@pytest.mark.few(1)
 def test_identities_that_are_stored_are_not_asked_for_again(store: Store, make: Any) -> None:
     run = store.start_run(make.environment)
     store.add_trials(run, [make.trial()])
@@ -329,6 +343,7 @@ def test_identities_that_are_stored_are_not_asked_for_again(store: Store, make: 
     assert len(store.trials()) == 3
 
 
+@pytest.mark.few(1)
 def test_identities_of_a_transaction_that_failed_are_asked_for_again(
     store: Store, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ def test_what_other_commands_say_fits(
 
 
 @pytest.mark.parametrize("width", range(20, 200, 7))
+@pytest.mark.few(8)
 def test_no_width_breaks_a_word(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

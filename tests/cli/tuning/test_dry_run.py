@@ -50,6 +50,7 @@ def test_a_winner_is_raced_by_what_it_has_not_met(command: Command, shapes: Path
 
 
 @pytest.mark.parametrize("more", [["--retune"], ["--regime", "hot"]])
+@pytest.mark.few(1)
 def test_all_problems_are_to_be_tuned_where_no_winner_counts(
     command: Command, shapes: Path, database: Path, more: list[str]
 ) -> None:

@@ -56,6 +56,7 @@ def test_one_program_follows_everything_that_changes_the_choice(dispatcher: Disp
     assert len(first.shapes) == seen + 1
 
 
+@pytest.mark.thorough
 def test_another_size_of_an_earlier_call_is_resolved_once_too(
     dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

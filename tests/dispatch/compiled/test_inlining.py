@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from registry import Candidate
-from registry.dispatch.compiled.graph_pass import CompiledCalls
-from registry.dispatch.compiled.inlining import known_winner
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.resolve.candidates import place_of
 
 from ...serving import serving
 from ...tiers import THOROUGH
 from .winners import generated, tuned, without_comments
+
+if TYPE_CHECKING:  # see late_imports
+    from registry.dispatch.compiled.graph_pass import CompiledCalls
+    from registry.dispatch.compiled.inlining import known_winner
+
+pytestmark = pytest.mark.usefixtures("late_imports")
 
 close = torch.testing.assert_close
 SIZES = {"rows": 4, "cols": 64, "dtype": "float32"}
@@ -37,6 +41,7 @@ def plain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.softmax(torch.nn.functional.rms_norm(x, weight.shape, weight, 1e-6), -1) * 3
 
 
+@pytest.mark.thorough
 def test_a_winner_is_plain_torch_for_inductor_to_fuse(dispatcher: Dispatcher) -> None:
     compiled = torch.compile(lambda t: dispatcher.call("softmax", t) * 3, fullgraph=True)
     x = torch.randn(4, 64)

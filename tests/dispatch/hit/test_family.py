@@ -32,6 +32,7 @@ def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("dimensions", SHAPES)
+@pytest.mark.few(1)
 def test_a_family_takes_the_tensors_of_its_layout(dimensions: int) -> None:
     tensors = [tensor for shape in SHAPES[dimensions] for tensor in arranged(shape)]
     taken = 0

@@ -286,6 +286,7 @@ def test_arguments_are_given_again_as_they_were() -> None:
     assert given(("x", "how"), 1, (1, "a"), (3,), {}) == ((1, 3), {"how": "a"})
 
 
+@pytest.mark.thorough
 def test_torch_compile_traces_the_bound_callable(dispatcher: Dispatcher) -> None:
     call = dispatcher.op("softmax")
     w = quantize(torch.randn(32, 64, dtype=torch.bfloat16), group_size=32)

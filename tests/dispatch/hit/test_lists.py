@@ -168,6 +168,7 @@ CHANGED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("place", [0, 1, 3])
 @pytest.mark.parametrize("change", CHANGED)
+@pytest.mark.few(6)
 def test_each_tensor_of_a_list_is_guarded(dispatcher: Dispatcher, kernel: Sum, change: str, place: int) -> None:
     with torch.no_grad():
         parts = tensors()
@@ -344,6 +345,7 @@ def test_torch_fx_records_a_list_of_what_it_traces(dispatcher: Dispatcher, kerne
 
 @settings(max_examples=12, deadline=None)
 @given(st.randoms(use_true_random=False))
+@pytest.mark.thorough
 def test_some_orders_of_lists_are_right(generator: random.Random) -> None:
     call_and_change(generator)
 

@@ -167,6 +167,7 @@ def test_nothing_is_compiled_for_another_size() -> None:
         (Multiplying(bound=True), "after times=5"),
     ],
 )
+@pytest.mark.few(1)
 def test_wrong_at_another_size_along_any_dimension_is_refused(implementation: Implementation, told: str) -> None:
     with pytest.raises(CheckError) as raised:
         check_implementation(implementation, REPEAT, problems=[DIMS])

@@ -490,6 +490,7 @@ def uses(cache: prepared_cache.PreparedCache) -> dict[str, Callable[[], Any]]:
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("outer", ["clear", "nbytes", "find", "put"])
 @pytest.mark.parametrize("inner", ["clear", "nbytes", "find", "put"])
+@pytest.mark.few(8)
 def test_a_thread_may_come_to_the_cache_while_it_drops_what_has_died(outer: str, inner: str, captured: bool) -> None:
     """Other weights die meanwhile, of which no entry may outlive its place among the dead."""
     weights, more = ([torch.randn(4) for _ in range(2)] for _ in range(2))

@@ -181,6 +181,7 @@ def test_threads_lose_no_counts(recorder: Recorder, path: Path) -> None:
     ],
     ids=itertools.count(),
 )
+@pytest.mark.few(4)
 def test_other_files_are_refused_before_anything_is_counted(
     recorder: Recorder, path: Path, content: str, fault: str
 ) -> None:

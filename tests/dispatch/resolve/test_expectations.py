@@ -106,6 +106,7 @@ def test_what_was_only_searched_is_known_with_its_configuration(
 
 
 @pytest.mark.parametrize(("rows", "name"), [(5, "left"), (7, "left"), (9, "right"), (13, "right"), (64, "right")])
+@pytest.mark.few(2)
 def test_between_two_tuned_problems_the_better_by_both_runs(
     dispatcher: Dispatcher, told: Any, publish: Any, rows: int, name: str
 ) -> None:
@@ -116,6 +117,7 @@ def test_between_two_tuned_problems_the_better_by_both_runs(
     assert who(dispatcher, rows)[:2] == ("nearest", f"a.{name}")
 
 
+@pytest.mark.thorough
 def test_the_nearer_winner_gives_way_to_the_farther_that_is_better_by_both(
     dispatcher: Dispatcher, told: Any, publish: Any
 ) -> None:
@@ -129,6 +131,7 @@ def test_the_nearer_winner_gives_way_to_the_farther_that_is_better_by_both(
     assert told_of.octaves == pytest.approx(1.32, abs=0.01)
 
 
+@pytest.mark.thorough
 def test_a_size_between_a_winner_that_transfers_and_one_that_does_not(
     dispatcher: Dispatcher, told: Any, publish: Any
 ) -> None:
@@ -257,7 +260,7 @@ BETWEEN = [*((m, "cuda.wgmma") for m in (24, 40, 80, 192, 384, 768)), (3000, "tr
 
 
 @pytest.mark.parametrize(("m", "expected"), BETWEEN)
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 def test_shipped_winners_of_4_bit_products_between_tuned_lengths(
     m: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def right(call: Callable[..., torch.Tensor], *shape: int, gradient: bool = False
 @pytest.mark.parametrize("fault", OWN.values(), ids=OWN)
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("way", ["call", "op", "torch.ops", "recording"])
+@pytest.mark.few(8)
 def test_a_kernel_that_starts_failing_on_a_hit_is_put_aside(
     dispatcher: Dispatcher,
     broken: Any,
@@ -106,6 +107,7 @@ def test_a_kernel_that_starts_failing_on_a_hit_is_put_aside(
 
 @pytest.mark.parametrize("fault", SHORT.values(), ids=SHORT)
 @pytest.mark.parametrize("when", ["bind_fault", "run_fault", "hit"])
+@pytest.mark.few(6)
 def test_a_candidate_that_ran_out_of_memory_is_tried_again(
     dispatcher: Dispatcher, broken: Any, fault: Exception, when: str
 ) -> None:
@@ -152,6 +154,7 @@ def test_memory_that_nobody_has_is_an_error_of_the_call(dispatcher: Dispatcher, 
 
 @pytest.mark.parametrize("fault", LOST.values(), ids=LOST)
 @pytest.mark.parametrize("hit", [False, True])
+@pytest.mark.few(4)
 def test_a_broken_gpu_is_not_blamed_on_whoever_meets_it(
     dispatcher: Dispatcher, broken: Any, fault: Exception, hit: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -100,6 +100,7 @@ def test_without_winners_the_default_is_asked_once(dispatcher: Dispatcher, told:
     assert asked == [16], "tensors that are not aligned are no other question to who does not look"
 
 
+@pytest.mark.thorough
 def test_winners_of_which_none_holds_are_told_at_every_size(dispatcher: Dispatcher, told: Any, publish: Any) -> None:
     dispatcher.register(told("a.any"))
     publish({"rows": 8, "cols": 16, "dtype": "float32"}, "a.gone", {"block": 1})

@@ -95,6 +95,7 @@ def answer(dispatcher: Dispatcher) -> tuple[str, dict[str, Any], list[str]]:
     ),
     ids=lambda value: str(value)[:40],
 )
+@pytest.mark.few(3)
 def test_a_row_that_cannot_be_decoded_is_skipped_with_one_warning(
     dispatcher: Dispatcher, publish: Any, damage: Damage, column: str, value: str
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_row_that_cannot_be_decoded_is_skipped_with_one_warning(
     ),
     ids=lambda value: str(value)[:40],
 )
+@pytest.mark.few(3)
 def test_what_no_call_needs_hinders_none(dispatcher: Dispatcher, damage: Damage, column: str, value: str) -> None:
     damage(column, value)
     assert answer(dispatcher) == ("exact", CALLED["exact"], [])

@@ -135,6 +135,7 @@ def test_a_rule_for_another_version_of_the_op_is_not_taken(three: Dispatcher, st
         {**RULE.plain(), "tree": {"ranking": [["a.few", "fast"]], "problems": 1}},
     ],
 )
+@pytest.mark.few(3)
 def test_a_damaged_rule_is_one_warning_and_the_declared_default(three: Dispatcher, store: Store, rule: Any) -> None:
     learn(store, rule)
     with pytest.warns(DispatchWarning, match="no rule for a default"):

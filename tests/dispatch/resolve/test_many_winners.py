@@ -136,6 +136,7 @@ def test_the_choice_is_that_of_looking_at_every_winner(store: Store, seed: int) 
     assert told == []
 
 
+@pytest.mark.thorough
 def test_those_of_a_spent_source_are_left_out(store: Store) -> None:
     chance = random.Random(1)
     own, _ = filled(store, chance, 40)

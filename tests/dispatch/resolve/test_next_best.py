@@ -93,6 +93,7 @@ def test_what_was_not_timed_in_the_finals_is_no_stand_in(dispatcher: Dispatcher,
     assert who(dispatcher, 8) == ("default", "a.good", 1)
 
 
+@pytest.mark.thorough
 def test_at_other_sizes_the_next_best_of_the_nearest_is_expected_with_its_own_time(
     dispatcher: Dispatcher, told: Any, publish: Any
 ) -> None:

@@ -145,6 +145,7 @@ def test_a_near_config_outside_of_todays_space_is_passed_over(
         ({"config": {"block": 64}}, "block=64 is not one of"),
     ],
 )
+@pytest.mark.few(2)
 def test_a_stale_winner_is_a_miss_with_a_reason(
     dispatcher: Dispatcher, told: Any, publish: Any, x: torch.Tensor, change: dict[str, Any], reason: str
 ) -> None:

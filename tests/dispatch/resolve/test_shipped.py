@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from registry import Device, DispatchWarning, __version__, shipped
+from registry import Device, DispatchWarning, Implementation, __version__, shipped
 from registry.cli import checks
 from registry.discovery.answers import refusals
 from registry.discovery.catalog import Catalog
@@ -163,6 +164,7 @@ def test_who_has_imported_the_file_has_the_winners_as_their_own(store: Store, sh
     "change",
     [{"name": "NVIDIA H100"}, {"multiprocessors": 114}, {"memory_bytes": 2**36}, {"mig": True}, {"type": "cpu"}],
 )
+@pytest.mark.few(2)
 def test_other_hardware_never_sees_them(ship: Ship, change: dict[str, Any]) -> None:
     op = Catalog().op("softmax")
     ship(DIMS, {"block": 4}, device=H200)
@@ -203,6 +205,7 @@ def test_a_damaged_file_is_one_warning_and_the_users_winners(
 
 
 @pytest.mark.parametrize("given", ["0", " 0", "0 "])
+@pytest.mark.few(1)
 def test_a_variable_ignores_them(
     dispatcher: Dispatcher, told: Any, ship: Ship, x: torch.Tensor, given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +216,7 @@ def test_a_variable_ignores_them(
 
 
 @pytest.mark.parametrize("given", ["~/shipped", " ~/shipped ", "~/shipped/"])
+@pytest.mark.few(1)
 def test_a_folder_may_be_below_the_users_own(
     dispatcher: Dispatcher,
     told: Any,
@@ -251,6 +255,7 @@ def test_the_doctor_counts_what_is_usable_and_what_is_stale(ship: Ship, monkeypa
     assert checks.shipped_check().found == "ignored: KERNEL_REGISTRY_SHIPPED=0"
 
 
+@pytest.mark.thorough
 def test_the_doctor_counts_what_the_next_best_answers_as_usable(
     ship: Ship, publish: Any, store: Store, tmp_path: Path
 ) -> None:
@@ -297,13 +302,19 @@ def all_shipped(monkeypatch: pytest.MonkeyPatch, device: Device = H200) -> tuple
     return shipped.shipped(device.hardware(), REGIME)
 
 
+_today = functools.cache(Catalog)
+_read_once = functools.cache(Implementation.fingerprint)
+"""The source of an implementation is read once, and not for each of its winners, which takes seconds."""
+
+
 @SHIPPED_FOR
 def test_every_shipped_winner_holds_for_todays_sources(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     decisions = all_shipped(monkeypatch, device)
     runners = shipped.runners(device.hardware(), REGIME)
+    monkeypatch.setattr(Implementation, "fingerprint", _read_once)
     stale = [
         f"{one.problem.op} {dict(one.problem.dims)}: {why}"
-        for one, why in standing(decisions, Catalog(), device, runners)
+        for one, why in standing(decisions, _today(), device, runners)
         if why
     ]
     assert decisions
@@ -311,6 +322,7 @@ def test_every_shipped_winner_holds_for_todays_sources(device: Device, monkeypat
 
 
 @SHIPPED_FOR
+@pytest.mark.few(1)
 def test_no_shipped_winner_refuses_its_own_problem(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog, refused = Catalog(), []
     for one in all_shipped(monkeypatch, device):

@@ -85,6 +85,7 @@ def test_a_winner_that_was_wrong_at_another_size_is_no_default_there_either(
 
 
 @pytest.mark.parametrize("cols", [512, 1025])
+@pytest.mark.few(1)
 def test_beyond_the_verified_sizes_it_is_no_winner(dispatcher: Dispatcher, publish: Any, cols: int) -> None:
     dispatcher.register(Told("a.tuned"))
     publish(dims(8, 1024), "a.tuned", {"block": 4}, transfers={"cols": EVERYWHERE})

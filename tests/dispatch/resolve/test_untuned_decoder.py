@@ -50,6 +50,7 @@ DECODERS = [
 
 @pytest.mark.parametrize("with_shipped", ["1", "0"])
 @pytest.mark.parametrize("dims", DECODERS, ids=str)
+@pytest.mark.few(4)
 def test_decode_steps_run_the_kernel_with_shipped_rules_and_without(
     dims: dict[str, Any], with_shipped: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

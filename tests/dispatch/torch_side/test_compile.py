@@ -29,7 +29,7 @@ close = torch.testing.assert_close
 
 
 @pytest.mark.parametrize(("form", "dynamic"), [("call", None), ("op", True), ("torch.ops", False)])
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_values_and_gradients_through_one_graph(dispatcher: Dispatcher, case: Any, form: str, dynamic: Any) -> None:
     bound = dispatcher.op(case.name)
     forms = {"call": lambda *args: dispatcher.call(case.name, *args), "op": bound}
@@ -65,6 +65,7 @@ def test_one_graph_runs_the_winner_of_each_token_count(dispatcher: Dispatcher, a
     assert dispatcher.explain("softmax", torch.randn(5, 8)).calls == 2
 
 
+@pytest.mark.thorough
 def test_what_is_registered_later_runs_in_what_was_compiled_before(dispatcher: Dispatcher, add: Any) -> None:
     compiled = torch.compile(lambda t: dispatcher.call("softmax", t), fullgraph=True, backend="eager")
     x = torch.randn(4, 8)
@@ -91,7 +92,7 @@ def test_using_is_asked_when_a_compiled_program_runs(dispatcher: Dispatcher, add
     ("dynamic", "symmetric"),
     one_of_each(itertools.product((None, True), (False, True)), lambda dynamic, symmetric: dynamic),
 )
-@pytest.mark.few(1)
+@pytest.mark.thorough
 def test_packed_weights_pass_as_tensors_and_numbers(dispatcher: Dispatcher, symmetric: bool, dynamic: Any) -> None:
     w = quantize(torch.randn(16, 64).bfloat16(), bits=4, group_size=32, symmetric=symmetric)
 
@@ -127,6 +128,7 @@ def test_packed_weights_pass_as_tensors_and_numbers(dispatcher: Dispatcher, symm
         lambda op, args, message, dynamic: message,
     ),
 )
+@pytest.mark.few(1)
 def test_a_bad_call_is_the_same_error_when_it_runs(
     dispatcher: Dispatcher, op: str, args: tuple[Any, ...], message: str, dynamic: bool
 ) -> None:
@@ -219,6 +221,7 @@ def test_inductor_compiles_around_it(dispatcher: Dispatcher, add: Any) -> None:
         lambda args, message, dynamic: message,
     ),
 )
+@pytest.mark.few(1)
 def test_a_call_of_the_wrong_form_is_an_error_when_it_is_traced(
     dispatcher: Dispatcher, args: tuple[Any, ...], message: str, dynamic: bool
 ) -> None:
@@ -285,6 +288,7 @@ def test_a_reference_serves_as_a_fake_of_symbolic_sizes_and_scalars_are_constant
     ).shape == (3,)
 
 
+@pytest.mark.thorough
 def test_an_op_without_outputs_writes_in_eager_and_compiled_code(dispatcher: Dispatcher) -> None:
     schema = "acme::bump(Tensor(a!) x, *, float by=1.0) -> ()"
     dispatcher.catalog.define(
@@ -321,6 +325,7 @@ def test_a_name_that_another_library_has_taken_is_an_error_where_it_is_traced(di
         torch.compile(lambda t: dispatcher.call("acme::taken", t), fullgraph=True, backend="eager")(x)
 
 
+@pytest.mark.thorough
 def test_several_ops_are_met_for_the_first_time_in_one_trace(dispatcher: Dispatcher) -> None:
     def f(x: torch.Tensor, weight: torch.Tensor) -> Any:
         y = dispatcher.call("rms_norm", x, weight)
@@ -332,6 +337,7 @@ def test_several_ops_are_met_for_the_first_time_in_one_trace(dispatcher: Dispatc
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.thorough
 def test_compiled_autograd_traces_the_backward_of_an_eager_call(dispatcher: Dispatcher) -> None:
     x = torch.randn(4, 8, requires_grad=True)
     (expected,) = torch.autograd.grad(torch.softmax(x, -1).pow(2).sum(), x)

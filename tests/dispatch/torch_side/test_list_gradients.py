@@ -132,6 +132,7 @@ def test_the_gradient_is_checked_against_differences(blending: Dispatcher) -> No
 
 
 @pytest.mark.parametrize("needed", [(0,), (1,), (2, 4), (4,), (1, 2, 3), (0, 4), (3,)])
+@pytest.mark.few(7)
 def test_only_what_needs_a_gradient_gets_one(blending: Dispatcher, needed: tuple[int, ...]) -> None:
     x, weights, more = leaves()
     every = [one if place in needed else one.detach() for place, one in enumerate((x, *weights, *more))]
@@ -203,7 +204,7 @@ def test_a_second_derivative_through_a_list_is_an_error(blending: Dispatcher) ->
     ],
     indirect=["blending"],
 )
-@pytest.mark.few(1)
+@pytest.mark.thorough
 def test_it_compiles_whole(blending: Dispatcher, backend: str) -> None:
     def loss(x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = blending.call("acme::blend", x * 2, list(tensors[:3]), [1, 2, 3], list(tensors[3:]), by=0.5)

@@ -37,6 +37,7 @@ def softmax_flop(x: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize("way", [lambda x: registry.call("softmax", x), registry.op("softmax")], ids=["call", "op"])
+@pytest.mark.few(1)
 def test_an_eager_call_is_named_first_and_on_every_hit(way: Callable[[torch.Tensor], torch.Tensor]) -> None:
     for name in ("cpp.rows", "torch.native"):
         with registry.using(softmax=name):
@@ -57,6 +58,7 @@ def test_torchs_operator_and_gradients_are_named() -> None:
     }
 
 
+@pytest.mark.thorough
 def test_a_packed_weight_is_named() -> None:
     weight = registry.quantize(torch.randn(32, 64, dtype=torch.bfloat16), bits=4, group_size=32)
     a = torch.randn(4, 64, dtype=torch.bfloat16)

@@ -130,7 +130,7 @@ def test_the_gradient_is_checked_against_differences(powers: Dispatcher) -> None
         pytest.param("inductor", True, marks=pytest.mark.thorough),
     ],
 )
-@pytest.mark.few(1)
+@pytest.mark.thorough
 def test_it_compiles_whole(powers: Dispatcher, backend: str, dynamic: bool) -> None:
     def loss(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return powers.call("acme::power", x * 2, weight, power=3)[0].sum()
@@ -181,6 +181,7 @@ def test_a_second_derivative_is_an_error(powers: Dispatcher) -> None:
 
 
 @pytest.mark.parametrize("compiling", [False, True])
+@pytest.mark.few(1)
 def test_no_output_has_a_gradient_where_the_op_says_so(dispatcher: Dispatcher, compiling: bool) -> None:
     dispatcher.catalog.define(toy(SCHEMA, Reference(), Backward.none()))
 
@@ -224,6 +225,7 @@ SCALE_BACKWARD = toy(
 
 
 @pytest.mark.parametrize("compiling", [False, True])
+@pytest.mark.few(1)
 def test_a_backward_op_is_told_which_gradients_are_needed(dispatcher: Dispatcher, told: Any, compiling: bool) -> None:
     asked: list[tuple[bool, bool]] = []
 

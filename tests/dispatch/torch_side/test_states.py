@@ -52,6 +52,7 @@ def run(request: pytest.FixtureRequest, dispatcher: Dispatcher) -> Callable[[str
     return lambda name: getattr(torch.ops.kernel_registry, name)
 
 
+@pytest.mark.few(3)
 def test_values_and_gradients(run: Any, case: Any, add: Any) -> None:
     seen = add(case.name)
     f = run(case.name)
@@ -66,6 +67,7 @@ def test_values_and_gradients(run: Any, case: Any, add: Any) -> None:
     assert len(seen.shapes) == 6, "the tuned forward runs, with a gradient and without"
 
 
+@pytest.mark.few(3)
 def test_functorch_transforms(run: Any, case: Any) -> None:
     f, args = run(case.name), case.args()
     tangents = tuple(torch.randn_like(tensor) for tensor in args)
@@ -84,6 +86,7 @@ def test_functorch_transforms(run: Any, case: Any) -> None:
     close(per_row, expected)
 
 
+@pytest.mark.few(3)
 def test_forward_mode_duals(run: Any, case: Any, add: Any) -> None:
     add(case.name)
     f, args = run(case.name), case.args()
@@ -96,6 +99,7 @@ def test_forward_mode_duals(run: Any, case: Any, add: Any) -> None:
         close(f(*args), case.plain(*args))
 
 
+@pytest.mark.few(2)
 def test_inference_mode_and_autocast(run: Any, case: Any, add: Any) -> None:
     add(case.name)
     f, args = run(case.name), case.args()
@@ -109,6 +113,7 @@ def test_inference_mode_and_autocast(run: Any, case: Any, add: Any) -> None:
         y.sum().backward()
 
 
+@pytest.mark.few(3)
 def test_fake_tensors(run: Any, case: Any, add: Any) -> None:
     seen = add(case.name)
     f, args = run(case.name), case.args()
@@ -123,6 +128,7 @@ def test_fake_tensors(run: Any, case: Any, add: Any) -> None:
     assert not seen.shapes
 
 
+@pytest.mark.few(2)
 def test_make_fx_records_the_operator_which_decides_when_it_runs(run: Any, case: Any, add: Any) -> None:
     f = run(case.name)
     for tracing in ("real", "fake", "symbolic"):
@@ -134,12 +140,14 @@ def test_make_fx_records_the_operator_which_decides_when_it_runs(run: Any, case:
     assert seen.shapes == [(7, 8)]
 
 
+@pytest.mark.few(2)
 def test_jit_trace(run: Any, case: Any) -> None:
     traced = torch.jit.trace(run(case.name), case.args(), check_trace=False)
     args = tuple(-tensor for tensor in case.args())
     close(traced(*args), case.plain(*args))
 
 
+@pytest.mark.few(1)
 def test_one_tensor_twice(run: Any, add: Any) -> None:
     add("vector_add")
     f = run("vector_add")
@@ -346,7 +354,7 @@ def test_autocast_does_not_reach_into_an_op(run: Any, dispatcher: Dispatcher) ->
 
 
 @pytest.mark.parametrize("mode", ["tuned", "reference"])
-@pytest.mark.few(1)
+@pytest.mark.thorough
 def test_autocast_does_not_reach_into_what_torch_compile_traces(dispatcher: Dispatcher, mode: Any) -> None:
     w, a = quantize(torch.randn(64, 128).bfloat16(), group_size=32), torch.randn(3, 128).bfloat16()
     dispatcher.configure(mode=mode)

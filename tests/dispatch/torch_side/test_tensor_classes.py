@@ -110,6 +110,7 @@ MAKES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 @pytest.mark.parametrize("way", ["call", "op", "torch.ops"])
+@pytest.mark.few(5)
 def test_a_weight_that_is_just_memory_runs_the_kernel(
     dispatcher: Dispatcher, normalises: Any, make: Callable[[torch.Tensor], torch.Tensor], way: str
 ) -> None:

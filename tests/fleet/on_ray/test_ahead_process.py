@@ -179,6 +179,7 @@ def test_a_torch_that_cannot_be_told_of_a_gpu_leaves_it_to_its_node() -> None:
 
 
 @pytest.mark.parametrize("changed", ["torch", "triton", "python", "C++ compiler and instruction set", "CPU"])
+@pytest.mark.few(2)
 def test_an_artifact_goes_to_no_device_with_other_conditions(catalog: Catalog, changed: str) -> None:
     other = replace(CPU, conditions={**CPU.conditions, changed: "another"})
     assert differing(CPU.conditions, other.conditions) == [changed]

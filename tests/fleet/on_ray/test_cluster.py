@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,8 +17,12 @@ from tuning_db import JobQueue
 
 from ..conftest import PLUGIN, ROOT, queue_squares
 
-ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
+if TYPE_CHECKING:  # see late_imports
+    import ray
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("Ray is not installed", allow_module_level=True)
+pytestmark = [pytest.mark.usefixtures("late_imports"), pytest.mark.thorough, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(autouse=True)

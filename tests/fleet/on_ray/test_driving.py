@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import socket
 import threading
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,8 +23,12 @@ from tuning_db import JobQueue
 from ..conftest import CONFIGS, PLUGIN, ROOT, queue_squares
 from ..test_faults import decided_once, stored_trials
 
-cluster_utils = pytest.importorskip("ray.cluster_utils")
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(400)]
+if TYPE_CHECKING:  # see late_imports
+    from ray import cluster_utils
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("Ray is not installed", allow_module_level=True)
+pytestmark = [pytest.mark.usefixtures("late_imports"), pytest.mark.thorough, pytest.mark.timeout(400)]
 
 
 def free_port() -> int:

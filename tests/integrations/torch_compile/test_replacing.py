@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,13 +13,17 @@ from torch.nn import functional
 from registry import InvalidArgumentError, UnsupportedError
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.integrations import torch_compile
-from registry.integrations.torch_compile import replacing
 
 from ...dispatch.compiled.winners import generated, publish, tuned
 from ...dispatch.torch_side.conftest import Seen
 from ...serving import serving
 from ...tiers import THOROUGH
+
+if TYPE_CHECKING:  # see late_imports
+    from registry.integrations import torch_compile
+    from registry.integrations.torch_compile import replacing
+
+pytestmark = pytest.mark.usefixtures("late_imports")
 
 close = torch.testing.assert_close
 SIZES = {"rows": 4, "cols": 64, "dtype": "float32"}
@@ -86,6 +90,7 @@ def test_functions_with_a_faster_winner_become_calls_of_it(tmp_path: Path, repor
         ("", FASTER, "no winner is known for it: tune it"),
     ],
 )
+@pytest.mark.few(2)
 def test_without_evidence_torchs_function_stays(
     tmp_path: Path, report: torch_compile.Replacements, name: str, baselines: Any, reason: str
 ) -> None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import transformers
-from torch._inductor.utils import run_and_get_code
 
 from registry.errors import OutOfRangeError, RegistryError
-from registry.integrations.transformers import apply, restore
-from registry.integrations.transformers.forwards import cache_appends
 
 from .op_counts import OpCounts
 from .tiny_models import cache_name, prompt, tiny
 
-pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+if TYPE_CHECKING:  # see late_imports
+    import transformers
+    from torch._inductor.utils import run_and_get_code
+
+    from registry.integrations.transformers import apply, restore
+    from registry.integrations.transformers.forwards import cache_appends
+
+pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 PART = "rotary positions with the append to a static cache"
 
@@ -58,6 +61,7 @@ def same(found: tuple[torch.Tensor, Any], right: tuple[torch.Tensor, Any]) -> No
         *(pytest.param(family, 2, 1, marks=pytest.mark.thorough) for family in ("qwen3", "phi3", "mixtral", "gemma3")),
     ],
 )
+@pytest.mark.thorough
 def test_a_compiled_step_appends_by_one_op_a_layer(family: str, batch: int, new: int) -> None:
     plain, applied, counts = tiny(family), tiny(family), OpCounts()
     assert sorted(apply(applied).replaced[PART]) == ["model.layers.0.self_attn", "model.layers.1.self_attn"]

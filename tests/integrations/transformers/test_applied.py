@@ -6,19 +6,22 @@ import copy
 import io
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import transformers
 
 from registry.errors import RegistryError
-from registry.integrations.transformers import apply
-from registry.integrations.transformers.forwards.linears import LinearGroup, MemberForward
 
 from .tiny_models import cache_name, prompt, tiny
 
-pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+if TYPE_CHECKING:  # see late_imports
+    import transformers
+
+    from registry.integrations.transformers import apply
+    from registry.integrations.transformers.forwards.linears import LinearGroup, MemberForward
+
+pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 
 def pair(family: str = "llama", dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[Any, Any]:
@@ -92,6 +95,7 @@ def test_of_a_gated_mlp_autograd_keeps_no_more_than_gate_and_up_beside_inputs() 
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "phi3"])
+@pytest.mark.few(1)
 def test_an_activation_that_is_computed_again_has_the_plain_gradients(family: str) -> None:
     plain, model = pair(family)
     seeds = torch.randn(plain(prompt()).logits.shape)
@@ -223,6 +227,7 @@ def test_forward_mode_derivatives_are_the_plain_models() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("static", [False, True])
+@pytest.mark.few(2)
 def test_one_new_token_over_a_cache_has_gradients(family: str, static: bool) -> None:
     found = []
     for model in pair(family):
@@ -246,6 +251,7 @@ def test_an_input_that_changes_between_two_layers_is_multiplied_as_it_is() -> No
         torch.testing.assert_close(found, torch.nn.functional.linear(x, attention.k_proj.weight))
 
 
+@pytest.mark.thorough
 def test_two_threads_get_their_own_results() -> None:
     _, applied = pair()
     tokens = [prompt(), prompt().flip(-1)]

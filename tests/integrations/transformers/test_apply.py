@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import transformers
 
 import registry
 from registry.errors import InvalidArgumentError, UnknownNameError
-from registry.integrations.transformers import apply, restore
-from registry.integrations.transformers.swapping import swapped
 
 from .tiny_models import CONFIGS, prompt, tiny
 
-pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+if TYPE_CHECKING:  # see late_imports
+    import transformers
+
+    from registry.integrations.transformers import apply, restore
+    from registry.integrations.transformers.swapping import swapped
+
+pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 QUICK = ("llama", "gemma2", "mixtral", "gpt2", "deepseek_v3")
 FAMILIES = [pytest.param(family, marks=[] if family in QUICK else [pytest.mark.thorough]) for family in CONFIGS]
@@ -35,7 +38,7 @@ def generated(model: Any, tokens: torch.Tensor, **how: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_a_model_computes_what_it_did_and_is_restored_to_the_bit(family: str) -> None:
     model, tokens = tiny(family), prompt()
     before, state = logits(model, tokens), copy.deepcopy(model.state_dict())
@@ -149,6 +152,7 @@ def packed_weight(layer: Any) -> registry.PackedWeight:
         pytest.param("llama", "w8a8", marks=pytest.mark.thorough),
     ],
 )
+@pytest.mark.few(1)
 def test_a_packed_model_is_saved_packed_and_loaded_to_the_bit(family: str, quantize: Any, tmp_path: Path) -> None:
     model = tiny(family, torch.bfloat16, hidden_size=128, intermediate_size=256)
     report = apply(model, quantize=quantize, group_size=32)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
-import transformers
-from transformers import masking_utils
-
-from registry.integrations.transformers import apply
-from registry.integrations.transformers.attention import registry_mask
 
 from .tiny_models import cache_name, prompt
 
-pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+if TYPE_CHECKING:  # see late_imports
+    import transformers
+    from transformers import masking_utils
+
+    from registry.integrations.transformers import apply
+    from registry.integrations.transformers.attention import registry_mask
+
+pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 
 def test_a_causal_mask_is_none_also_where_transformers_makes_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +30,7 @@ def test_a_causal_mask_is_none_also_where_transformers_makes_one(monkeypatch: py
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.few(1)
 def test_sinks_are_in_the_sum_of_attention(static: bool, padded: bool) -> None:
     config = transformers.GptOssConfig(
         vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,

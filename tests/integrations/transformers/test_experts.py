@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import registry
-from registry.integrations.transformers import apply, restore
-from registry.integrations.transformers.swapping import unswap
 
 from .tiny_models import tiny
 
-pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+if TYPE_CHECKING:  # see late_imports
+    from registry.integrations.transformers import apply, restore
+    from registry.integrations.transformers.swapping import unswap
+
+pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 
 def experts_of(model: Any) -> torch.nn.Module:

@@ -7,20 +7,23 @@ import inspect
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import transformers
 
 import registry
 from registry.errors import RegistryError
-from registry.integrations.transformers import apply, lora_config, restore
-from registry.integrations.transformers.losses import causal_lm_loss
 
 from .tiny_models import CONFIGS, prompt, tiny
 
-pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+if TYPE_CHECKING:  # see late_imports
+    import transformers
+
+    from registry.integrations.transformers import apply, lora_config, restore
+    from registry.integrations.transformers.losses import causal_lm_loss
+
+pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 FUSED = "loss without logits in training"
 WITHOUT_DROPOUT = {"gpt2": {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}}
@@ -66,6 +69,7 @@ def agree(one: Any, other: Any, **how: Any) -> Any:
 @pytest.mark.parametrize(
     "family", [pytest.param(one, marks=() if one in QUICK else pytest.mark.thorough) for one in PLAIN_LOGITS]
 )
+@pytest.mark.few(1)
 def test_a_step_has_the_plain_loss_and_gradients_and_no_logits(family: str) -> None:
     plain, model = training(family), training(family)
     report = apply(model)
@@ -104,6 +108,7 @@ def test_logits_stay_where_they_are_asked_for_or_nothing_is_trained() -> None:
         ("granite", {"logits_scaling": 3.0}, "its forward changes the logits before the loss"),
     ],
 )
+@pytest.mark.few(1)
 def test_a_model_that_changes_its_logits_keeps_them_with_the_reason(
     family: str, changes: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +143,7 @@ def test_an_output_layer_with_a_hook_or_of_another_class_makes_logits() -> None:
 
 
 @pytest.mark.parametrize("part", ["model", "output layer"])
+@pytest.mark.few(1)
 def test_a_forward_that_another_program_has_replaced_stays_with_the_reason(part: str) -> None:
     """As accelerate does for mixed precision and for weights that are loaded when they are needed."""
     plain, model = training(), training()
@@ -150,6 +156,7 @@ def test_a_forward_that_another_program_has_replaced_stays_with_the_reason(part:
     assert calls == [part]
 
 
+@pytest.mark.thorough
 def test_half_precision_has_a_float32_loss_and_gradients_as_near_as_the_plain_models() -> None:
     plain, model = training(dtype=torch.bfloat16), applied(dtype=torch.bfloat16)
     exact = training().double()
@@ -164,6 +171,7 @@ def test_half_precision_has_a_float32_loss_and_gradients_as_near_as_the_plain_mo
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.few(1)
 def test_a_second_backward_gives_the_first_ones_gradients(dtype: torch.dtype) -> None:
     model = applied(dtype=dtype)
     loss = model(prompt(), labels=labels(), use_cache=False).loss * 3.0
@@ -193,6 +201,7 @@ def test_the_weights_gradient_is_the_tensor_that_the_forward_has_computed() -> N
 
 
 @pytest.mark.parametrize("frozen", ["lm_head.weight", "model"])
+@pytest.mark.few(1)
 def test_what_is_frozen_gets_no_gradient(frozen: str) -> None:
     plain, model = training(tie_word_embeddings=False), applied(tie_word_embeddings=False)
     for one in (plain, model):
@@ -224,6 +233,7 @@ def test_autocast_computes_in_its_dtype_and_gives_float32_gradients() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+@pytest.mark.thorough
 def test_layers_that_are_computed_again_for_their_gradients() -> None:
     plain, model = training(), applied()
     for how in ({"use_reentrant": False}, {"use_reentrant": True}):
@@ -341,6 +351,7 @@ def test_transformers_trainer_trains_and_evaluates_as_with_the_plain_model(smoot
 
 
 @pytest.mark.parametrize("given", [None, True, False])
+@pytest.mark.few(1)
 def test_return_dict_that_is_given_as_none_is_the_configs(given: bool | None) -> None:
     model = tiny("llama").train()
     apply(model)

@@ -6,18 +6,19 @@ Compiled programs keep to it where a part is computed with another, or ahead of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-
-from registry.integrations.transformers import apply
 
 from ...tiers import THOROUGH
 from .op_counts import OpCounts
 from .tiny_models import prompt, tiny
 
-pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+if TYPE_CHECKING:  # see late_imports
+    from registry.integrations.transformers import apply
+
+pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +72,7 @@ ONE_OF_EACH = (
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.few(10)
+@pytest.mark.few(3)
 def test_a_hook_that_writes_in_place_changes_what_comes_after_it(hook: str, late: bool) -> None:
     model, right = hooked({hook: late})
     torch.testing.assert_close(logits(model), right, atol=1e-5, rtol=1e-4)
@@ -122,6 +123,7 @@ def test_a_hook_that_records_a_layers_output_leaves_the_next_norm_ahead() -> Non
 
 
 @pytest.mark.parametrize("family", ["llama", "phi3", "mixtral"])
+@pytest.mark.few(1)
 def test_an_activation_that_was_put_in_later_is_what_is_computed(family: str) -> None:
     plain, applied = tiny(family), tiny(family)
     without = logits(plain)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from registry.integrations.transformers import apply
 from registry.nn import PackedExpertsMlp, PackedLinear, ScaledLinear
 
 from .tiny_models import CONFIGS, prompt, tiny
@@ -69,6 +68,8 @@ def errors(family: str, mode: Any, device: str) -> tuple[float, float]:
 
     The plain model has the packed weights' numbers; where activations are rounded, its layers round them, too.
     """
+    from registry.integrations.transformers import apply
+
     applied = of_family(family, torch.bfloat16).to(device)
     apply(applied, quantize=mode, group_size=32)
     exact, plain = of_family(family, torch.bfloat16).double().to(device), of_family(family, torch.bfloat16).to(device)
@@ -100,6 +101,7 @@ def error(found: torch.Tensor, right: torch.Tensor, share: float) -> float:
     ("family", "mode"),
     [pytest.param(*cell, marks=() if cell in QUICK else (pytest.mark.thorough,)) for cell in CELLS],
 )
+@pytest.mark.few(2)
 def test_logits_err_no_more_than_the_plain_models_of_the_same_weights(family: str, mode: Any) -> None:
     own, other = errors(family, mode, "cpu")
     assert other < 1.5 * own + 1e-3

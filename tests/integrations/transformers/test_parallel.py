@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from registry.integrations.transformers import apply
-
 from .tiny_models import prompt, tiny
 
 RANKS = 2
@@ -56,6 +54,8 @@ def losses(model: Any) -> list[float]:
 
 
 def _rank(rank: int, way: str, folder: str) -> None:
+    from registry.integrations.transformers import apply
+
     torch.set_num_threads(1)
     os.environ["KERNEL_REGISTRY_DB"] = f"{folder}/{rank}.db"
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)

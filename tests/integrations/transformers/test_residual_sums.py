@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch._inductor.utils import run_and_get_code
-
-from registry.integrations.transformers import apply, restore
-from registry.integrations.transformers.layer_proofs import hands_on, residual_form
 
 from .op_counts import OpCounts
 from .tiny_models import prompt, tiny
 
-pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+if TYPE_CHECKING:  # see late_imports
+    from torch._inductor.utils import run_and_get_code
+
+    from registry.integrations.transformers import apply, restore
+    from registry.integrations.transformers.layer_proofs import hands_on, residual_form
+
+pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 PART = "residual sum with the norm that follows"
 NORMS = ["0.post_attention_layernorm", "1.input_layernorm", "1.post_attention_layernorm"]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from transformers.models.llama import modeling_llama
-
-from registry.integrations.transformers import apply, restore
-from registry.integrations.transformers.forwards import rotary
 
 from .tiny_models import prompt, tiny
 
-pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+if TYPE_CHECKING:  # see late_imports
+    from transformers.models.llama import modeling_llama
+
+    from registry.integrations.transformers import apply, restore
+    from registry.integrations.transformers.forwards import rotary
+
+pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 
 @pytest.fixture
@@ -57,6 +59,7 @@ def test_under_autocast_the_models_own_function_rotates(calls: list[str]) -> Non
 
 
 @pytest.mark.parametrize("positions", [None, torch.stack((torch.arange(11), torch.arange(11) * 2))])
+@pytest.mark.few(1)
 def test_gradients_are_rotated_back_by_the_op(positions: torch.Tensor | None, calls: list[str]) -> None:
     plain, applied = tiny("llama"), tiny("llama")
     apply(applied)

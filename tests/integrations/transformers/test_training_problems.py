@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 import registry
 from registry.discovery.catalog import Catalog
-from registry.integrations.transformers import apply
 from registry.problem import Problem
 from registry.tuner.models.derive import derive, described
 from registry.tuner.models.workload import Workload
@@ -17,7 +17,10 @@ from registry.tuner.shapes.shapes import read_shapes
 
 from .tiny_models import prompt, tiny
 
-pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+if TYPE_CHECKING:  # see late_imports
+    from registry.integrations.transformers import apply
+
+pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 BATCH, LENGTH = 2, 11
 

@@ -6,7 +6,6 @@ import inspect
 from typing import Any
 
 import torch
-import transformers
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 96,
@@ -45,6 +44,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 def tiny(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A causal language model of the family with random weights, in evaluation mode."""
     name, own = CONFIGS[family]
+    import transformers
+
     config = getattr(transformers, name)(**{**_COMMON, **own, **changes})
     torch.manual_seed(7)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")

@@ -46,12 +46,24 @@ QUIET = Noise(single=(Pair(100.0, 1.001),) * 10)
 FLOOR_US = 50.0
 
 
-@pytest.fixture
-def planned(catalog: Catalog) -> ProblemPlan:
-    """Three candidates of rogue.honest (its default comes first) and one of rogue.chatters."""
-    catalog.load_file(ROGUES)
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    """One for all tests of the file, which change nothing in it: to make one and to load plugins takes 0.1 s."""
+    made = Catalog()
+    made.load_file(ROGUES)
+    return made
+
+
+@pytest.fixture(scope="module")
+def planned_once(catalog: Catalog) -> ProblemPlan:
     (found,) = plan([PROBLEM], catalog, CPU, ["rogue.honest", "rogue.chatters"])
     return found
+
+
+@pytest.fixture
+def planned(planned_once: ProblemPlan) -> ProblemPlan:
+    """Three candidates of rogue.honest (its default comes first) and one of rogue.chatters."""
+    return replace(planned_once)  # a plan remembers what it was asked
 
 
 @pytest.fixture
@@ -383,6 +395,7 @@ def test_a_winner_that_another_run_found_better_stays(planned: ProblemPlan, reco
     assert winner(recorder, planned) == "chatters"
 
 
+@pytest.mark.thorough
 def test_two_runs_that_find_the_same_agree_without_more_finals(
     planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
@@ -394,6 +407,7 @@ def test_two_runs_that_find_the_same_agree_without_more_finals(
     assert not [event for event in events if isinstance(event, Note)]
 
 
+@pytest.mark.thorough
 def test_after_three_finals_the_other_runs_winner_stays(
     planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
@@ -408,6 +422,7 @@ def test_after_three_finals_the_other_runs_winner_stays(
 
 
 @pytest.mark.parametrize(("relative", "wins"), [(0.001, "rogue.chatters"), (0.2, "rogue.honest")])
+@pytest.mark.few(1)
 def test_what_earlier_runs_know_of_noise_counts_and_is_not_stored_again(
     planned: ProblemPlan, recorders: Callable[[], RunStore], relative: float, wins: str
 ) -> None:
@@ -455,6 +470,7 @@ def test_few_problems_meet_in_more_processes(
         lambda us, blocks, earlier: us,
     ),
 )
+@pytest.mark.few(1)
 def test_known_noise_of_such_durations_spares_processes(
     planned: ProblemPlan, recorders: Callable[[], RunStore], us: float, blocks: int, earlier: bool
 ) -> None:
@@ -490,6 +506,7 @@ def test_each_problem_meets_in_as_many_processes_as_its_own_decade_needs(
 
 
 @pytest.mark.parametrize(("known_us", "blocks"), [(100.0, BLOCKS), (5.0, MOST_BLOCKS)])
+@pytest.mark.few(1)
 def test_the_incumbents_duration_and_not_the_fastests_says_what_is_known(
     planned: ProblemPlan, recorders: Callable[[], RunStore], known_us: float, blocks: int
 ) -> None:
@@ -601,6 +618,7 @@ def test_where_nobody_behind_the_finalists_is_faster_than_who_won_no_finals_foll
     assert not any("follow" in event.message for event in events if isinstance(event, Note))
 
 
+@pytest.mark.thorough
 def test_an_incumbent_that_is_found_wrong_in_the_blocks_is_replaced_by_the_next(
     planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
@@ -670,6 +688,7 @@ def test_a_stored_winner_of_other_source_is_no_incumbent_even_if_its_name_is_the
 
 
 @pytest.mark.parametrize("tried", [True, False])
+@pytest.mark.few(1)
 def test_what_another_run_published_during_the_search_has_to_be_beaten(
     planned: ProblemPlan, recorders: Callable[[], RunStore], tried: bool
 ) -> None:
@@ -712,6 +731,7 @@ def slow(us: float) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("us", [1e4, 1e5, 5e5])
+@pytest.mark.few(1)
 def test_the_finals_of_a_slow_problem_have_as_many_rounds_as_its_seconds_allow(
     planned: ProblemPlan, recorders: Callable[[], RunStore], us: float
 ) -> None:

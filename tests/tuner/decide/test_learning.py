@@ -163,12 +163,14 @@ def test_a_run_learns_its_ops_anew_and_keeps_the_others(store: Store) -> None:
 
 
 @pytest.mark.parametrize("file", ["registry/shipped/nvidia-h200.jsonl", "benchmarks/results/cpu/winners.jsonl"])
+@pytest.mark.few(1)
 def test_shipped_rules_are_those_that_the_winners_of_each_hardware_teach(
     file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from benchmarks.learnt_defaults import by_hardware, device_of, rules, winners
 
     monkeypatch.delenv("KERNEL_REGISTRY_SHIPPED")
+    monkeypatch.setattr("benchmarks.learnt_defaults.held_out", lambda *_: (0.0, 0.0))  # what the table tells beside
     shipped.forget()
     for decisions in by_hardware(winners(ROOT / file)):
         here = decisions[0].environment.hardware

@@ -79,6 +79,7 @@ def test_each_check_brings_what_its_code_consists_of(winners: list[tuple[Finding
 
 
 @pytest.mark.parametrize("size", [2049, 4096])
+@pytest.mark.few(1)
 def test_one_that_is_wrong_at_an_end_runs_at_its_own_size_alone(
     winners: list[tuple[Findings, Candidate]], size: int
 ) -> None:

@@ -30,6 +30,7 @@ def changed(stack: Stack, value: torch.Tensor) -> list[int]:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("shape", "strides"), LAYOUTS)
+@pytest.mark.few(8)
 def test_each_change_is_one_element_of_each_tensor_and_goes_back(
     dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
@@ -133,6 +134,7 @@ def test_what_is_overwritten_meanwhile_is_not_put_back() -> None:
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *OTHERS])
 @pytest.mark.parametrize(("shape", "strides"), LAYOUTS[:3])
+@pytest.mark.few(8)
 def test_a_flipped_element_is_another_plausible_number(
     dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
@@ -151,6 +153,7 @@ def test_a_flipped_element_is_another_plausible_number(
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("shape", "strides"), LAYOUTS)
+@pytest.mark.few(8)
 def test_moved_elements_are_others_in_each_copy_and_go_back(
     dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:

@@ -18,6 +18,7 @@ LAYOUTS = (((3, 5), (5, 1)), ((4, 8), (8, 1)), ((3, 5), (10, 2)), ((4, 5), (0, 1
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shape", "strides"), LAYOUTS)
+@pytest.mark.few(14)
 def test_what_is_written_is_in_every_tensor_and_nowhere_else(
     dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:

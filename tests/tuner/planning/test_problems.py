@@ -39,6 +39,7 @@ def raising(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize("method", ["unsupported", "space", "default", "preference"])
+@pytest.mark.few(2)
 def test_an_implementation_that_raises_when_it_is_asked_is_out_with_the_reason(catalog: Catalog, method: str) -> None:
     class Faulty(Anything):
         name = "test.faulty"
@@ -55,6 +56,7 @@ def test_an_implementation_that_raises_when_it_is_asked_is_out_with_the_reason(c
 
 
 @pytest.mark.parametrize("answer", [None, "high", float("nan")], ids=str)
+@pytest.mark.few(1)
 def test_a_preference_that_is_no_finite_number_takes_its_implementation_out(catalog: Catalog, answer: Any) -> None:
     class Faulty(Anything):
         name = "test.faulty"

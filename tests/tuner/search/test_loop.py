@@ -162,6 +162,7 @@ def test_what_one_problem_must_try_although_it_spills_is_not_shared_with_another
 
 @pytest.mark.parametrize("number", [DEFAULT, STORED, OTHER])
 @pytest.mark.parametrize("beside", [{}, SPILLS])
+@pytest.mark.few(3)
 def test_what_exceeds_the_shared_memory_never_reaches_the_device(
     store: Store, number: int, beside: Mapping[str, int]
 ) -> None:
@@ -220,6 +221,7 @@ ROWS = (64, 128, 192)
     # the first and the third problem begin on the first device, which comes to a job of one only: the copy floor
     [(Slow, [64]), (Failing, [64])],
 )
+@pytest.mark.few(1)
 def test_a_device_that_has_nothing_left_takes_over_a_search_and_one_that_fails_leaves_all(
     store: Store, kind: type[Slow], first: list[int]
 ) -> None:

@@ -190,6 +190,7 @@ def test_where_everything_fails_everything_is_proposed_once() -> None:
     assert len(asked) == len(set(asked)) == plan.candidates
 
 
+@pytest.mark.thorough
 def test_what_another_problem_tells_while_it_is_in_flight_is_not_told_twice_to_the_study() -> None:
     grid = Grid("acme.one", (5, 2, 3))
     searcher = Searcher(a_plan(grid), exhaust=0, studies=Studies(sampler_named("tpe")))

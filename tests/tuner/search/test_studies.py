@@ -18,6 +18,7 @@ from .test_state import PROBLEM, a_search, time_of
 
 
 @pytest.mark.parametrize("place", ["journal.log", "sqlite:///studies.db"])
+@pytest.mark.few(1)
 def test_a_search_is_read_from_its_storage_while_it_goes_on(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ class Returning(Custom):
 
 @pytest.mark.parametrize("whole_rounds", [False, True])
 @pytest.mark.parametrize("returned", [False, True])
+@pytest.mark.few(2)
 def test_a_part_that_each_launch_leaves_to_the_next_is_found(returned: bool, whole_rounds: bool) -> None:
     session, late = session_of(), list[tuple[torch.Tensor, torch.Tensor]]()
 

@@ -132,6 +132,7 @@ def test_who_writes_what_the_reference_writes_passes() -> None:
         (varies, "two runs on the same input differ"),
     ],
 )
+@pytest.mark.few(4)
 def test_who_writes_anything_else_is_refused(make: Callable[[], Function], message: str) -> None:
     with pytest.raises(WrongError, match=message):
         go_through(Custom(TAKE.name, make()), session_of(TAKE), {})
@@ -167,6 +168,7 @@ def test_an_op_without_outputs_is_judged_by_what_it_writes() -> None:
 
 
 @pytest.mark.parametrize(("op", "good", "bad"), [(TAKE, right, forgets_to_write), (SHRINK, shrink, lambda x: None)])
+@pytest.mark.few(1)
 def test_the_public_check_looks_at_what_was_written_too(op: Op, good: Function, bad: Function) -> None:
     check_implementation(Custom(op.name, good), op, problems=[DIMS])
     with pytest.raises(CheckError, match=r"x\[\d+\] is .*, expected"):

@@ -84,6 +84,7 @@ def session_of(n: int, dtype: str) -> Session:
 
 
 @pytest.mark.parametrize("dtype", one_of_each([*FLOATS, "int32", "bool"], lambda dtype: "float" in dtype))
+@pytest.mark.few(1)
 def test_who_changes_what_it_should_passes(dtype: str) -> None:
     go_through(Custom(CHANGE.name, right), session_of(1000, dtype), {})
     check_implementation(Custom(CHANGE.name, right), CHANGE, problems=[{"n": 37, "dtype": dtype}])
@@ -105,6 +106,7 @@ def test_the_public_check_calls_functional_code_with_the_same_arguments_again() 
 
 
 @pytest.mark.parametrize("where", ["x", "y"])
+@pytest.mark.few(1)
 def test_the_public_check_sees_who_varies_in_what_it_mutates(where: str) -> None:
     calls: list[None] = []
 
@@ -127,7 +129,7 @@ def test_the_public_check_sees_who_varies_in_what_it_mutates(where: str) -> None
     ("dtype", "name", "where"),
     one_of_each([(*case, where) for case in CASES for where in ("x", "y")], lambda dtype, name, where: (name, where)),
 )
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 def test_one_element_too_many_is_seen_at_the_probes_and_by_the_public_check(dtype: str, name: str, where: str) -> None:
     implementation = Custom(CHANGE.name, too_far(where, name))
     told = "its arguments" if where == "x" else "its outputs"
@@ -146,6 +148,7 @@ def test_one_element_too_many_is_seen_at_the_probes_and_by_the_public_check(dtyp
         lambda dtype, name, n, where: (name, n, where),
     ),
 )
+@pytest.mark.few(4)
 def test_one_element_too_many_is_seen_where_it_was_timed(dtype: str, name: str, n: int, where: str) -> None:
     session = session_of(n, dtype)
     timed, sampler = timed_on(session, Custom(CHANGE.name, too_far(where, name)), {})
@@ -167,6 +170,7 @@ def test_who_is_wrong_and_writes_beside_is_told_that_it_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("beyond", ["x", "y"])
+@pytest.mark.few(1)
 def test_who_reads_beside_what_it_mutates_finds_nan_there(beyond: str) -> None:
     def reads_too_far(y: torch.Tensor, x: torch.Tensor) -> None:
         right(y, x)

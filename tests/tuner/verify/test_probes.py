@@ -46,6 +46,7 @@ def row_major(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("read", "layout"), [(dense_rows, "sliced"), (one_gap, "strided"), (row_major, "transposed")])
+@pytest.mark.few(2)
 def test_who_misreads_a_layout_is_refused(read: Callable[[torch.Tensor], torch.Tensor], layout: str) -> None:
     def softmax(y: torch.Tensor, x: torch.Tensor, *_: Any) -> None:
         y.copy_(torch.softmax(read(x), -1))
@@ -171,6 +172,7 @@ def test_who_had_no_variant_for_the_probes_meets_them_with_another_problems() ->
 
 
 @pytest.mark.parametrize("told", ["Triton Error [CUDA]: out of memory", "CUDA_ERROR_OUT_OF_MEMORY"])
+@pytest.mark.few(1)
 def test_whom_memory_fails_at_a_probe_is_not_refused(told: str) -> None:
     def softmax(y: torch.Tensor, x: torch.Tensor, *_: Any) -> None:
         if len(x) < 64:

@@ -107,6 +107,7 @@ KINDS = pytest.mark.parametrize(
 
 @KINDS
 @pytest.mark.parametrize("dtype", one_of_each(DTYPES, lambda dtype: dtype.is_floating_point), ids=dtype_name)
+@pytest.mark.few(2)
 def test_a_right_result_passes_and_one_wrong_element_does_not(
     make: Callable[[torch.dtype], Op], function: Function, place: int, name: str, dtype: torch.dtype
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_right_result_passes_and_one_wrong_element_does_not(
 
 @KINDS
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint16, torch.float8_e4m3fn], ids=dtype_name)
+@pytest.mark.few(3)
 def test_the_public_checks_know_every_dtype(
     make: Callable[[torch.dtype], Op], function: Function, place: int, name: str, dtype: torch.dtype
 ) -> None:

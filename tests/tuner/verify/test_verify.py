@@ -178,7 +178,7 @@ The plugin's own tests check all of them."""
         *(pytest.param(op, True, marks=THOROUGH, id=f"{op.name} in C++") for op in BOX if op.name not in COMPILED),
     ],
 )
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 def test_everything_in_the_box_passes_on_a_cpu(catalog: Catalog, op: Op, with_cpp: bool) -> None:
     session, probes = session_of(op, DIMS[op.name]), Probes(CPU)
     passed = 0

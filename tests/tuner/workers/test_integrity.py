@@ -76,7 +76,7 @@ def test_nothing_is_found_where_nothing_was_replaced(integrity: Integrity) -> No
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-@pytest.mark.few(13)
+@pytest.mark.few(6)
 def test_what_was_replaced_is_named_and_put_back(integrity: Integrity, place: Any, name: str) -> None:
     before = getattr(place, name, None)
     setattr(place, name, lambda *_: 0)

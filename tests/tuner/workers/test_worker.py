@@ -153,6 +153,7 @@ def test_a_candidate_that_lacks_memory_alone_fails_with_what_torch_says_of_it_al
     assert short_trial(worker, N).status == "ok"
 
 
+@pytest.mark.thorough
 def test_an_entrant_of_the_finals_is_given_the_memory_of_other_problems_too(
     worker: Worker, short: ShortOfMemory
 ) -> None:
@@ -181,6 +182,7 @@ def needing_no_x(problem: Problem, kind: str, generator: torch.Generator) -> tup
 
 
 @pytest.mark.parametrize("name", ["torch.native", "test.returned"])
+@pytest.mark.few(1)
 def test_an_output_may_be_empty_before_or_after_others(name: str) -> None:
     """Without a bias it has no gradient, and without a need for it nor has x."""
     catalog = Catalog(entry_points=())

@@ -83,6 +83,7 @@ def test_decisions_that_are_set_aside_give_way_to_those_that_they_replaced(fleet
     assert [failure.outcome for failure in fleet.queue.status().failures] == ["set aside"]
 
 
+@pytest.mark.thorough
 def test_what_was_replaced_under_other_software_does_not_become_the_winner(fleet: Fleet, url: str, make: Any) -> None:
     from tuning_db import Environment
 
@@ -100,7 +101,7 @@ def test_what_was_replaced_under_other_software_does_not_become_the_winner(fleet
 
 @BOTH
 @pytest.mark.parametrize("taken_over", [False, True])
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_decisions_of_a_lost_lease_are_set_aside_and_decided_again(
     fleet: Fleet, url: str, make: Any, taken_over: bool
 ) -> None:

@@ -23,6 +23,7 @@ def wait_until_expired(queue: JobQueue, seconds: float = SHORT_S) -> None:
 
 
 @BOTH
+@pytest.mark.few(1)
 def test_a_job_has_one_holder_until_it_is_complete(fleet: Fleet) -> None:
     fleet.plan(problems(1, 2))
     one, other = fleet.joins("node1"), fleet.joins("node2")
@@ -69,6 +70,7 @@ def test_an_expired_lease_can_be_neither_renewed_nor_completed(fleet: Fleet) -> 
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
+@pytest.mark.few(1)
 def test_a_job_whose_lease_has_expired_waits_for_a_worker(fleet: Fleet, attempts: int) -> None:
     fleet.plan(problems(1), most_attempts=attempts)
     fleet.takes(fleet.joins(), SHORT_S)
@@ -102,6 +104,7 @@ def test_what_was_answered_and_not_heard_may_be_asked_again(fleet: Fleet) -> Non
     assert fleet.takes(one).attempt == 1
 
 
+@pytest.mark.thorough
 def test_a_lease_that_is_handed_out_again_lasts_as_long_as_a_new_one(fleet: Fleet) -> None:
     fleet.plan(problems(1))
     one = fleet.joins()

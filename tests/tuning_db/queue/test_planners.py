@@ -46,6 +46,7 @@ def test_a_plan_is_added_once_although_it_was_sent_twice(fleet: Fleet) -> None:
 
 
 @BOTH
+@pytest.mark.few(1)
 def test_a_plan_after_an_upgrade_supersedes_the_jobs_that_nobody_can_do_any_more(fleet: Fleet) -> None:
     old, new = plan("2.11", regime="cold"), plan("2.12", regime="cold")
     assert fleet.queue.add(old, [NewJob(GPU, problems(1)), NewJob(GPU, problems(2, 3))]) == Added(2, 3, 0)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 Tensors = dict[str, torch.Tensor]
 IDS = torch.tensor([[3, 14, 15, 92, 65, 35, 89, 79]])
@@ -24,6 +26,8 @@ def llama(dtype: torch.dtype = torch.bfloat16, **changes: Any) -> LlamaForCausal
     sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True, "max_position_embeddings": 64}
     torch.manual_seed(0)
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     model = LlamaForCausalLM(LlamaConfig(**{**sizes, **heads, "initializer_range": 0.2, **changes}))
     return model.to(dtype).eval()
 

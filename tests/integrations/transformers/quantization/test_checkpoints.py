@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from registry.integrations.transformers import RegistryConfig, load
 from registry.nn import ActOrderLinear, PackedLinear, ScaledLinear
 from registry.nn.packed_linear import product_op
 
 from .checkpoints_written import IDS, Written, awq, compressed_tensors, dense_model, gptq
 
-pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+if TYPE_CHECKING:  # see late_imports
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    from registry.integrations.transformers import RegistryConfig, load
+
+pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 KINDS: dict[str, Callable[[Path], Written]] = {
     "gptq, 4 bits": gptq,
@@ -53,7 +56,7 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_a_checkpoint_is_loaded_as_it_is_and_saved_as_the_registrys(checkpoint: Written, tmp_path: Path) -> None:
     folder, dense = checkpoint
     model = load(folder)

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import registry
 from registry import InvalidArgumentError
-from registry.integrations.transformers import RegistryConfig, load
-from registry.integrations.transformers.quantization.experts import expert_modules
 from registry.nn import PackedExpertsMlp
 
 from .checkpoints_written import IDS, awq_layer, compressed_layer, drawn, gptq_layer
 
-pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+if TYPE_CHECKING:  # see late_imports
+    from transformers import AutoModelForCausalLM, MixtralForCausalLM
+
+    from registry.integrations.transformers import RegistryConfig, load
+    from registry.integrations.transformers.quantization.experts import expert_modules
+
+pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 
 def mixtral() -> MixtralForCausalLM:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
     torch.manual_seed(0)
     sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 3, "num_experts_per_tok": 2}

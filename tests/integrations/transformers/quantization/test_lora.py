@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
-from transformers import AutoModelForCausalLM
 
 from registry import InvalidArgumentError
-from registry.integrations.transformers import RegistryConfig, load, lora_config
 from registry.nn import PackedLinear
 
 from .checkpoints_written import IDS, gptq, llama
 
+if TYPE_CHECKING:  # see late_imports
+    from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
+    from transformers import AutoModelForCausalLM
+
+    from registry.integrations.transformers import RegistryConfig, load, lora_config
+
 # names that the oldest supported transformers has, and that PEFT asks for
-pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.usefixtures("late_imports"),
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning"),
+]
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import registry
 from registry.discovery.catalog import Catalog
-from registry.integrations.transformers import RegistryConfig
 from registry.tuner.models.derive import derive, described
 from registry.tuner.models.workload import Workload
 from registry.tuner.shapes.shapes import read_shapes
 
 from .checkpoints_written import llama
+
+if TYPE_CHECKING:  # see late_imports
+    from transformers import AutoModelForCausalLM
+
+    from registry.integrations.transformers import RegistryConfig
+
+pytestmark = pytest.mark.usefixtures("late_imports")
 
 
 @pytest.mark.thorough

@@ -5,21 +5,24 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import registry
-from registry.integrations.transformers import RegistryConfig
 from registry.nn import PackedA8Linear, PackedLinear, ScaledLinear
 from registry.nn.packed_linear import product_op
 
 from .checkpoints_written import IDS, layers, llama
 
-pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+if TYPE_CHECKING:  # see late_imports
+    from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+    from registry.integrations.transformers import RegistryConfig
+
+pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +67,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 def test_a_model_is_packed_as_by_quantize_and_comes_back_bit_by_bit(
     plain: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -93,6 +96,7 @@ def test_a_model_is_packed_as_by_quantize_and_comes_back_bit_by_bit(
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", pytest.param("int8", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
 def test_weights_and_activations_of_8_bits(plain: Path, tmp_path: Path, dtype: str) -> None:
     model = packed(plain, bits=8, activations=dtype)
     original = llama()
@@ -112,6 +116,7 @@ def test_weights_and_activations_of_8_bits(plain: Path, tmp_path: Path, dtype: s
 
 
 @pytest.mark.parametrize("static", [False, True])
+@pytest.mark.few(1)
 def test_packed_weights_beside_activations_of_8_bits(plain: Path, tmp_path: Path, static: bool) -> None:
     model = packed(plain, bits=4, group_size=32, activations="int8")
     original = llama()
@@ -134,6 +139,7 @@ def test_packed_weights_beside_activations_of_8_bits(plain: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("options", [{"group_size": 32}, {"bits": 8}, {"codebook": "nf4", "group_size": 64}], ids=str)
+@pytest.mark.few(1)
 def test_a_model_in_float32_computes_in_float32(tmp_path: Path, options: dict[str, Any]) -> None:
     llama(torch.float32).save_pretrained(tmp_path)
     model, dense = packed(tmp_path, **options), llama(torch.float32)

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from registry import InvalidArgumentError
-from registry.integrations.transformers import RegistryConfig, load
 
 from .checkpoints_written import awq, compressed_tensors, gptq, llama
 from .test_checkpoints import change_config
+
+if TYPE_CHECKING:  # see late_imports
+    from transformers import AutoModelForCausalLM
+
+    from registry.integrations.transformers import RegistryConfig, load
+
+pytestmark = pytest.mark.usefixtures("late_imports")
 
 CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"bits": 3}, r"bits=3\n  expected one of 1, 2, 4, 8"),

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
-
-from registry.integrations.transformers import RegistryConfig, apply, load
 
 from .checkpoints_written import IDS, gptq, llama
 
-pytestmark = pytest.mark.usefixtures("without_cpp_kernels")
+if TYPE_CHECKING:  # see late_imports
+    from transformers import AutoModelForCausalLM
+
+    from registry.integrations.transformers import RegistryConfig, apply, load
+
+pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 
 def packed_llama(folder: Path) -> Any:
