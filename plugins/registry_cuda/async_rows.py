@@ -12,7 +12,7 @@ from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, 
 
 from .number import C_TYPES, number_reasons
 
-_SHARED_FILES = ("number.cuh", "cluster.cuh", "async_rows.cuh")
+_SHARED_FILES = ("number.cuh", "cluster.cuh", "async_rows/rows.cuh")
 _VECTOR, _LINE = 16, 128
 _LEAST_BYTES = 16 * 1024
 _MANY_BYTES, _MANY_ROWS = 48 * 1024, 128
@@ -117,7 +117,7 @@ class AsyncSoftmax(AsyncRows):
     op = "softmax"
     output, inputs = "y", ("x",)
     kernel = "async_softmax"
-    source = read_source(f"{__package__}.kernels", *_SHARED_FILES, "async_softmax.cu")
+    source = read_source(f"{__package__}.kernels", *_SHARED_FILES, "async_rows/softmax.cu")
 
 
 class AsyncSoftmaxBackward(AsyncRows):
@@ -126,7 +126,7 @@ class AsyncSoftmaxBackward(AsyncRows):
     op = "softmax_backward"
     output, inputs = "grad_x", ("grad_y", "y")
     kernel = "async_softmax_backward"
-    source = read_source(f"{__package__}.kernels", *_SHARED_FILES, "async_softmax_backward.cu")
+    source = read_source(f"{__package__}.kernels", *_SHARED_FILES, "async_rows/softmax_backward.cu")
 
 
 class AsyncRmsNorm(AsyncRows):
@@ -137,7 +137,7 @@ class AsyncRmsNorm(AsyncRows):
     ragged = False
     output, inputs, parameters = "y", ("x",), ("weight", "eps")
     kernel = "async_rms_norm"
-    source = read_source(f"{__package__}.kernels", *_SHARED_FILES, "async_rms_norm.cu")
+    source = read_source(f"{__package__}.kernels", *_SHARED_FILES, "async_rows/rms_norm.cu")
 
     def constants(self, problem: Problem) -> Mapping[str, Any]:
         return {"MIXED": problem.traits["mixed"]}

@@ -125,7 +125,9 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "cross_entropy triton.row": {"rows": 4096, "cols": 4096, **MEAN},
     "cross_entropy triton.online": {"rows": 8192, "cols": 128256, **MEAN},
     "cross_entropy triton.split": {"rows": 16, "cols": 128256, **MEAN},
+    "cross_entropy triton.ragged": {"rows": 8192, "cols": 50257, **MEAN},
     "cross_entropy_backward triton.tile": {"rows": 8192, "cols": 128256, **MEAN},
+    "cross_entropy_backward triton.ragged": {"rows": 8192, "cols": 50257, **MEAN},
     **{
         f"fused_linear_cross_entropy{gradient} triton.chunked": {"rows": 8192, "cols": 128256, "k": 64, **LINEAR_LOSS}
         for gradient in ("", "_backward", "_gradients")
