@@ -1,6 +1,6 @@
 """Host time of a call: torch's own op, the plan, ``registry.call`` above it, and the parts of that difference.
 
-    python -m benchmarks.dispatch_overhead [--device cuda] [--rounds N] [--json FILE]
+    python -m benchmarks.dispatch_overhead [--device cuda] [--rounds N] [--calls] [--json FILE]
 
 Times are host microseconds a call. The ways of one call are timed in turn, a short batch of each at a time, and what is
 printed is the median of the batches, of their differences and of their ratios: a host whose clock changes changes it
@@ -258,8 +258,8 @@ def triton_only(op: str) -> Dispatcher | None:
     return dispatcher
 
 
-def measure(device: str, rounds: int = ROUNDS) -> Iterator[Line]:
-    """Every line for one device."""
+def measure(device: str, rounds: int = ROUNDS, *, calls: bool = False) -> Iterator[Line]:
+    """Every line for one device; ``calls``: without those of misses and new sizes."""
     cuda = device == "cuda"
     null = Dispatcher(Catalog(entry_points=()))
     for contract in BOX:
@@ -274,6 +274,8 @@ def measure(device: str, rounds: int = ROUNDS) -> Iterator[Line]:
     lists = dispatch_sizes.one("bench::moe", contract=dispatch_sizes.listed())
     yield from through(lists, listed(device), cuda, rounds, rivals=False)
     yield alternating(null, device, cuda, rounds)
+    if calls:
+        return
     yield from (Line(*line) for line in dispatch_sizes.lines(device, rounds))
 
 
@@ -282,6 +284,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="batches of each way")
+    parser.add_argument("--calls", action="store_true", help="calls alone: no misses, new sizes and databases")
     parser.add_argument("--json", type=output_file, help="also write the lines and the environment there")
     options = parser.parse_args()
     device = registry.Device.of(options.device)
@@ -289,7 +292,7 @@ def main() -> None:
     environment["guard"] = "torch's TensorGuards" if torch_private.NATIVE_GUARD else "public"
     print("\n".join(f"{name:8} {value}" for name, value in environment.items()))
     lines = []
-    for line in measure(options.device, options.rounds):
+    for line in measure(options.device, options.rounds, calls=options.calls):
         lines.append(line)
         shown = "       -" if line.value is None else f"{line.value:8.2f} {line.unit}"
         print(f"{line.op:10} {line.what:60} {shown}", flush=True)

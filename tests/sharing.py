@@ -19,9 +19,9 @@ TOGETHER = {
         "tests/plugins/test_linear_cross_entropy.py",
         "tests/plugins/test_torch.py",
     ),
-    "tuner": ("tests/tuner/",),
-    "commands": ("tests/adversarial/", "tests/cli/", "tests/test_public.py"),
-    "databases": ("tests/fleet/", "tests/tuning_db/"),
+    "tuner": ("tests/adversarial/", "tests/fleet/", "tests/tuner/"),
+    "commands": ("tests/cli/", "tests/test_public.py"),
+    "databases": ("tests/tuning_db/",),
     "models": (
         "tests/benchmarks/test_models.py",
         "tests/benchmarks/test_training.py",

@@ -76,7 +76,7 @@ class AsyncRows(CudaImplementation):
         held = len(self.inputs) * _row_bytes(problem) / 1024
         cluster = 1 if held <= 100 else 2 if held <= 128 else 8
         wanted = cluster, 256 if cluster > 2 else 512, 4 if held > 384 else 2
-        return min(self.space(problem, device).configs, key=lambda config: _distance(wanted, config))
+        return _nearest(self.space(problem, device), wanted)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """For many rows that are too long for registers: what reads them twice is slower."""
@@ -214,5 +214,9 @@ def _resident(row: _Row, inputs: int, config: Config, limit: int) -> int:
     )
 
 
-def _distance(wanted: tuple[int, int, int], config: Config) -> tuple[int, ...]:
-    return tuple(abs(config[name] - value) for name, value in zip(("cluster", "threads", "items"), wanted, strict=True))
+@lru_cache(maxsize=_KEPT)
+def _nearest(space: Space, wanted: tuple[int, int, int]) -> Config:
+    def distance(config: Config) -> list[int]:
+        return [abs(config[name] - value) for name, value in zip(space.domains, wanted, strict=True)]
+
+    return min(space.configs, key=distance)

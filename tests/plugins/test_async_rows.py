@@ -82,6 +82,7 @@ def test_one_variant_serves_all_row_counts(implementation: AsyncRows) -> None:
 
 @EACH
 @pytest.mark.parametrize("cols", [128_256, 50_257])
+@pytest.mark.few(2)
 def test_the_default_compiles_without_spilling(implementation: AsyncRows, cols: int) -> None:
     problem = problem_of(implementation, cols)
     if list(implementation.unsupported(problem, H200)):

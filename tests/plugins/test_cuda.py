@@ -164,7 +164,8 @@ def test_hooks_bring_every_implementation() -> None:
     }
     rows = {f"{op}/cuda.{form}" for op in ("softmax", "rms_norm") for form in ("row", "cluster", "online")}
     staged = {f"{op}/cuda.staged" for op in ("softmax", "softmax_backward", "rms_norm_backward")}
-    assert names == rows | staged | {"square/cuda.vector", "square/cuda.inline", "gelu/cuda.vector"}
+    copied = {f"{op}/cuda.async" for op in ("softmax", "softmax_backward", "rms_norm")}
+    assert names == rows | staged | copied | {"square/cuda.vector", "square/cuda.inline", "gelu/cuda.vector"}
 
 
 def launch_of(implementation: Implementation, problem: Problem, config: object) -> Launch:

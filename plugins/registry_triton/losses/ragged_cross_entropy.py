@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
-from registry import Config, Device, Launch, Problem
+from registry import Config, Device, Launch, Problem, Space
 
 from .. import rows
+from ..support import KEPT
 from .cross_entropy import OnlineCrossEntropy
 from .kernels import ragged_cross_entropy as kernels
 
@@ -30,12 +32,7 @@ class RaggedCrossEntropy(OnlineCrossEntropy):
 
     def default(self, problem: Problem, device: Device) -> Config:
         """8 warps and two vectors a thread where the row is long enough, no loading ahead."""
-        block = 8 * 32 * 2 * rows.vector_of(problem)
-
-        def distance(config: Config) -> tuple[int, int, int]:
-            return abs(config["BLOCK"] - block), abs(config["num_warps"] - 8), config["num_stages"]
-
-        return min(self.space(problem, device).configs, key=distance)
+        return _nearest(self.space(problem, device), 8 * 32 * 2 * rows.vector_of(problem))
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Loads of 16 bytes, where the other forms load an element at a time."""
@@ -48,3 +45,11 @@ class RaggedCrossEntropy(OnlineCrossEntropy):
             replace(first, kernel=self.kernel, args=(*first.args[:-1], problem.cols), constants=constants),
             *sums,
         ]
+
+
+@lru_cache(maxsize=KEPT)
+def _nearest(space: Space, block: int) -> Config:
+    def distance(config: Config) -> tuple[int, int, int]:
+        return abs(config["BLOCK"] - block), abs(config["num_warps"] - 8), config["num_stages"]
+
+    return min(space.configs, key=distance)
