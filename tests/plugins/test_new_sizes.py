@@ -71,6 +71,7 @@ TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {
     ("attention_backward", "torch.sdpa_cudnn_masked"): {"mask": "bool"},
     ("attention", "flashinfer.single"): {"batch": 1},
     ("top_k_top_p_sampling", "triton.split_rows"): {"top_k": True},
+    **{(f"layer_norm{gradient}", f"liger.layer_norm{gradient}"): {"bias": True} for gradient in ("", "_backward")},
     **{(f"cross_entropy{gradient}", "triton.ragged"): {"cols": 50_257} for gradient in ("", "_backward")},
     **{("rotary_kv_append", name): {"kv_len": max(SIZES)} for name in APPENDING},
 }
