@@ -82,6 +82,10 @@ def draw_the_same_each_time() -> None:
         core.global_force_seed = 0  # type: ignore[attr-defined]
 
 
+SHARES_STATEMENTS = True
+"""False where a test counts what a database holds, its compiled statements with it."""
+
+
 class _Statements(dict[Any, Any]):
     """Compiled statements of SQLAlchemy by all of their keys but the first: the dialect, an object of each engine."""
 
@@ -104,7 +108,7 @@ def compile_statements_once() -> None:
 
         def make(self: Any, *arguments: Any, **options: Any) -> None:
             made(self, *arguments, **options)
-            if hasattr(self, "_compiled_cache"):
+            if SHARES_STATEMENTS and hasattr(self, "_compiled_cache"):
                 self._compiled_cache = kept.setdefault(self.dialect.name, _Statements())
 
         Engine.__init__ = make  # type: ignore[method-assign]

@@ -20,6 +20,8 @@ from tuning_db.exchange.format import ExchangeLine, TrialLine, line, lines
 from tuning_db.exchange.quick_lines import KnownIdentities
 from tuning_db.records import PlainTrial
 
+from .. import overhead
+
 ENVIRONMENT = Environment({"name": "H200", "parts": [1, True]}, {"torch": "2.11"})
 PROTOCOL = Protocol("cold", {"rounds": 10})
 
@@ -224,6 +226,7 @@ def test_neither_an_import_nor_an_export_holds_what_it_moves(
     exported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "TOGETHER", 64)
+    monkeypatch.setattr(overhead, "SHARES_STATEMENTS", False)
     head = [text for text in exported.splitlines(keepends=True) if '"kind":"trial"' not in text]
     plain = next(text for text in exported.splitlines(keepends=True) if '"kind":"trial"' in text)
     uid = json.loads(plain)["trial"]["uid"]
