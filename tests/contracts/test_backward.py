@@ -320,7 +320,6 @@ def _faults() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("second", "message"), list(_faults()))
-@pytest.mark.few(1)
 def test_a_second_output_that_is_wrong_is_refused(second: Callable[[Tensor, Tensor], Any], message: str) -> None:
     problems: list[dict[str, Value]] = [{"rows": 3, "cols": 1000, "dtype": "float32"}]
     right = _Faulty(lambda out, grad_weight: out.copy_(grad_weight))
