@@ -123,7 +123,8 @@ struct Stage {
 
 // Where the warps of all blocks bring their part of a row's result together: each stores its own in a slot of every block, and
 // waits until all slots have been stored to. (On an H200 an mbarrier that counts them took 2% more of softmax's time over 1024
-// rows of 128256, 1% less over 256; a release by all threads 2% more.) Partial has COUNT (1 or 2) floats `part`, merge(other), and a default that merges to nothing.
+// rows of 128256, 1% less over 256; a release by all threads 2% more.) Partial has COUNT (1 or 2) floats `part`, merge(other),
+// and a default that merges to nothing.
 template <typename Partial> struct Meeting {
   using Bits = unsigned long long;
   static constexpr int SLOTS = CLUSTER * WARPS;
