@@ -27,17 +27,15 @@ def gelu_implementations() -> list[Implementation]:
 def softmax_implementations() -> list[Implementation]:
     from .async_rows import AsyncSoftmax
     from .rows import CudaSoftmax, cluster, looped, row
-    from .staged import StagedSoftmax
 
-    return [CudaSoftmax(row), CudaSoftmax(cluster), CudaSoftmax(looped), StagedSoftmax(), AsyncSoftmax()]
+    return [CudaSoftmax(row), CudaSoftmax(cluster), CudaSoftmax(looped), AsyncSoftmax()]
 
 
 @registry.implements("softmax_backward")
 def softmax_backward_implementations() -> list[Implementation]:
     from .async_rows import AsyncSoftmaxBackward
-    from .staged import StagedSoftmaxBackward
 
-    return [StagedSoftmaxBackward(), AsyncSoftmaxBackward()]
+    return [AsyncSoftmaxBackward()]
 
 
 @registry.implements("rms_norm")

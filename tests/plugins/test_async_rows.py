@@ -87,10 +87,13 @@ def test_the_default_compiles_without_spilling(implementation: AsyncRows, cols: 
     problem = problem_of(implementation, cols)
     if list(implementation.unsupported(problem, H200)):
         pytest.skip("rows of whole vectors alone")
-    (variant,) = implementation.variants(problem, implementation.default(problem, H200), H200, NOTHING)
+    config = implementation.default(problem, H200)
+    (variant,) = implementation.variants(problem, config, H200, NOTHING)
     built = implementation.compile(variant, H200.target)
     assert built.resources["spill_bytes"] == 0
     assert built.resources["registers"] <= 64
+    # rows lie behind what the kernel declares itself, and begin with a line
+    assert (built.resources["shared_bytes"] - implementation.launch(problem, config, H200).shared_bytes) % 128 == 0
 
 
 @EACH

@@ -16,7 +16,6 @@ from registry.problem import Problem
 from registry.testing import check_implementation
 from registry_cuda.async_rows import AsyncRmsNorm, AsyncSoftmax, AsyncSoftmaxBackward
 from registry_cuda.norm_backward import StagedRmsNormBackward
-from registry_cuda.staged import StagedSoftmax, StagedSoftmaxBackward
 
 from .replaying import check_replay
 
@@ -31,7 +30,7 @@ RAGGED = [(77, 50_257, "bfloat16"), (9, 8203, "float16"), (33, 16_387, "float32"
 # one row for some blocks, several for others; more than any block has on its way
 OF_NORMS = [(5, 2048, "bfloat16"), (300, 8200, "float16"), (700, 4100, "float32"), (3000, 16_384, "bfloat16")]
 CASES = [
-    *((one, shape) for one in (StagedSoftmax(), StagedSoftmaxBackward(), NORM) for shape in LONG),
+    *((NORM, shape) for shape in LONG),
     *((one, shape) for one in (SOFTMAX, AsyncSoftmaxBackward()) for shape in LONG + RAGGED),
     *((NORM_BACKWARD, shape) for shape in OF_NORMS),
 ]
@@ -69,10 +68,8 @@ def test_every_config_is_right(implementation: CudaImplementation, shape: Shape)
         assert found.ok, (config, found)
 
 
-@pytest.mark.parametrize(
-    ("softmax", "cols"), [(StagedSoftmax(), 32_000), (SOFTMAX, 32_000), (SOFTMAX, 32_003)], ids=str
-)
-def test_rows_of_infinities_and_nan_are_those_of_torch(softmax: CudaImplementation, cols: int) -> None:
+@pytest.mark.parametrize("cols", [32_000, 32_003])
+def test_rows_of_infinities_and_nan_are_those_of_torch(cols: int) -> None:
     x = torch.randn(6, cols, device="cuda", dtype=torch.bfloat16, generator=torch.Generator("cuda").manual_seed(1))
     x[0] = -torch.inf
     x[1, 77] = torch.inf
@@ -83,8 +80,8 @@ def test_rows_of_infinities_and_nan_are_those_of_torch(softmax: CudaImplementati
     op = registry.ops()["softmax"]
     problem = op.pose(op.arguments((x, -1)))
     expected = torch.softmax(x, -1)
-    for config in softmax.space(problem, Device.of("cuda")):
-        y = plan_of(softmax, problem, (x, -1), config)(x, -1)
+    for config in SOFTMAX.space(problem, Device.of("cuda")):
+        y = plan_of(SOFTMAX, problem, (x, -1), config)(x, -1)
         assert isinstance(y, torch.Tensor)
         assert y.isnan().any(-1).tolist() == [True, True, True, False, False, False]
         torch.testing.assert_close(y, expected, equal_nan=True, atol=1e-6, rtol=2**-7)
