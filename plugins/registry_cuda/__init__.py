@@ -53,6 +53,13 @@ def rms_norm_backward_implementations() -> list[Implementation]:
     return [StagedRmsNormBackward()]
 
 
+@registry.implements("attention_decode")
+def attention_decode_implementations() -> list[Implementation]:
+    from .attention_decode import MmaDecode
+
+    return [MmaDecode()]
+
+
 @registry.implements("gemm_int4")
 def gemm_int4_implementations() -> list[Implementation]:
     from .gemm_int4 import MmaInt4

@@ -13,13 +13,18 @@ if not torch.cuda.is_available():
 import registry
 from registry.contracts import ATTENTION_DECODE as OP
 from registry.correctness.bits import same_bits
+from registry.correctness.numerics import judged
+from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
+from registry.dispatch.plans.plan import Candidate, build
 from registry.errors import OutOfRangeError
+from registry_cuda.attention_decode import MmaDecode
 
 from .decoding import DecodeCalls
 
-NAMES = ("torch.native", "triton.whole", "triton.split_kv", "torch.compile")
+OURS = ("triton.whole", "triton.split_kv", "cuda.mma")
+NAMES = ("torch.native", *OURS, "torch.compile")
 DIMS: dict[str, Any] = {
     "batch": 4, "heads": 32, "kv_heads": 8, "q_len": 1, "kv_len": 2048, "head_dim": 128, "page": 16, "span": False,
     "kv_dtype": "auto", "softcap": False, "lengths": "uniform", "dtype": "bfloat16",
@@ -35,17 +40,17 @@ def test_every_kind_of_inputs(name: str, kind: str) -> None:
     CALLS.is_right_at(name, kind, ({}, {"page": False, "q_len": 3}, {"kv_dtype": "float8_e4m3fn", "span": 100}))
 
 
-@pytest.mark.parametrize("name", NAMES[:3])
+@pytest.mark.parametrize("name", NAMES[:4])
 def test_a_captured_graph_follows_lengths_and_pages(name: str) -> None:
     CALLS.follows_lengths_and_pages(name)
 
 
-@pytest.mark.parametrize("name", NAMES[1:3])
+@pytest.mark.parametrize("name", OURS)
 def test_results_are_the_same_bits_each_time(name: str) -> None:
     CALLS.has_the_same_bits_each_time(name, kv_len=65536)
 
 
-@pytest.mark.parametrize("name", NAMES[1:3])
+@pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("power", [-100, -30, 30, 100])
 def test_queries_of_any_size_beside_float8(name: str, power: int) -> None:
     # float16 would hold none of them
@@ -65,7 +70,7 @@ def test_the_dependent_launch_waits_for_the_parts_of_its_own_call() -> None:
             assert all(same_bits(one, other) for one, other in zip(first, last, strict=True))
 
 
-@pytest.mark.parametrize("name", NAMES[1:3])
+@pytest.mark.parametrize("name", OURS)
 def test_parts_of_a_fused_tensor_and_heads_before_slots(name: str) -> None:
     fused = torch.randn(4, 1, 48 * 128, device="cuda", dtype=torch.bfloat16)
     q = fused[..., : 32 * 128].unflatten(-1, (32, 128))
@@ -74,7 +79,7 @@ def test_parts_of_a_fused_tensor_and_heads_before_slots(name: str) -> None:
     CALLS.is_right(name, *OP.bind(values, {}))
 
 
-@pytest.mark.parametrize("name", NAMES[1:3])
+@pytest.mark.parametrize("name", OURS)
 def test_other_sizes_run_what_is_loaded(name: str) -> None:
     sizes = ((1, 160), (2, 2048), (7, 4096), (130, 256), (3, 16_000))
     CALLS.is_right_at(name, "normal", ({"batch": batch, "kv_len": kv_len} for batch, kv_len in sizes))
@@ -92,8 +97,53 @@ def test_a_cache_beyond_two_gigabytes() -> None:
     lengths = torch.tensor([256, 100], device="cuda", dtype=torch.int32)
     small = [cache[blocks - 8 :].clone() for cache in caches]
     right = OP.bind((q, *small, lengths, table - (blocks - 8)), {})
-    for name in NAMES[1:3]:
+    for name in OURS:
         CALLS.is_right(name, q, *caches, lengths, table, as_of=right)
+
+
+FORMS: tuple[dict[str, Any], ...] = (
+    {"page": False, "head_dim": 64, "dtype": "float16", "lengths": "skewed"},
+    {"page": 4, "softcap": True, "q_len": 3, "kv_len": 512},
+    {"page": 48, "kv_len": 960, "span": 70, "q_len": 2},
+    {"q_len": 4, "kv_dtype": "float8_e4m3fn", "span": 200},
+    {"kv_dtype": "float8_e4m3fn", "dtype": "float16", "heads": 8, "kv_len": 32},
+)
+
+
+@pytest.mark.parametrize("dims", FORMS, ids=[",".join(map(str, form.values())) for form in FORMS])
+@pytest.mark.parametrize("kind", ["normal", "beyond", "last_key", "first_key"])
+def test_every_config_that_holds_keys_in_registers(dims: dict[str, Any], kind: str) -> None:
+    implementation, device = MmaDecode(), Device.of("cuda")
+    values = CALLS.drawn(kind, **dims)
+    problem = OP.pose(OP.arguments(values))
+    assert not list(implementation.unsupported(problem, device))
+    for config in implementation.space(problem, device):
+        plan = build(OP, Candidate(implementation, config), problem, OP.arguments(values), device)
+        assert judged(OP, problem, plan(*values), values).ok, config
+
+
+def test_one_key_that_is_nan() -> None:
+    CALLS.is_right_at(
+        "cuda.mma", "nan", ({"page": False, "kv_len": 1, "lengths": "full"}, {"page": False, "kv_len": 17})
+    )
+
+
+def test_infinite_values_that_are_seen_are_those_of_torch() -> None:
+    q, keys, cells, lengths, *rest = CALLS.drawn(page=False, lengths="full", kv_len=1000)
+    lengths.fill_(990)
+    cells[:, 989, :, 0] = torch.inf
+    cells[:, 990:] = torch.nan
+    values = (q, keys, cells, lengths, *rest)
+    with registry.using(attention_decode="cuda.mma"):
+        out, _ = registry.call(OP.name, *values)
+    assert (out[..., 0] == torch.inf).all()
+    assert out[..., 1:].isfinite().all()
+
+
+def test_a_scale_that_changes_at_each_call() -> None:
+    values = CALLS.drawn()
+    for scale in (0.05, 0.2, None):
+        CALLS.is_right("cuda.mma", *values[:7], scale, *values[8:])
 
 
 def test_data_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
