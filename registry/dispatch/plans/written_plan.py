@@ -46,13 +46,13 @@ def written_call(
     form = run.form if isinstance(run, WrittenRun) and not returns_outputs else None
     outputs = () if returns_outputs else outputs
     others = device.type == "cuda" and not only_gpu()
-    shape = _Shape(values, device, others, len(outputs), len(scratch), returns_outputs)
-    key = shape, form, None if hit is None else tuple(hit.lines)
+    call = _CallForm(values, device, others, len(outputs), len(scratch), returns_outputs)
+    key = call, form, None if hit is None else tuple(hit.lines)
     found = _templates.get(key)
     if found is None:
         while len(_templates) >= MOST_TEMPLATES:
             _templates.pop(next(iter(list(_templates))), None)
-        found = _templates[key] = _template(shape, form, hit)
+        found = _templates[key] = _template(call, form, hit)
     if form is not None:
         names = form.all_names()
     else:
@@ -106,7 +106,7 @@ def _sized_names(form: WrittenForm | None, made: Sequence[str]) -> list[str]:
     return [*names, *(f"{kind}_{name}" for name in made for kind in ("shape", "strides"))]
 
 
-class _Shape(NamedTuple):
+class _CallForm(NamedTuple):
     """Key of a plan's text: numbers of tensors and values, and the device; ``others``: another GPU may be current."""
 
     values: int
@@ -117,9 +117,9 @@ class _Shape(NamedTuple):
     returns_outputs: bool
 
 
-def _template(shape: _Shape, form: WrittenForm | None, hit: Hit | None) -> CodeTemplate:
-    given = [f"a{place}" for place in range(shape.values)]
-    made, held = [f"y{place}" for place in range(shape.outputs)], [f"t{place}" for place in range(shape.scratch)]
+def _template(call: _CallForm, form: WrittenForm | None, hit: Hit | None) -> CodeTemplate:
+    given = [f"a{place}" for place in range(call.values)]
+    made, held = [f"y{place}" for place in range(call.outputs)], [f"t{place}" for place in range(call.scratch)]
     items = {
         "outputs": (*made,),
         "arguments": (*given, *(hit.prepared if hit is not None else ())),
@@ -132,9 +132,9 @@ def _template(shape: _Shape, form: WrittenForm | None, hit: Hit | None) -> CodeT
     parameters = [*given, *_sized_names(form, (*made, *held))]
     again = f"return plan({', '.join(parameters)})"
     lines = []
-    if shape.others:
+    if call.others:
         # kernels and allocations go to the current GPU, whatever the tensors say
-        lines += [f"if e_current_device() != {shape.device.index}:", f"    with e_on(e_device): {again}"]
+        lines += [f"if e_current_device() != {call.device.index}:", f"    with e_on(e_device): {again}"]
     if form is None:
         # a TorchFunctionMode may return another tensor than the run has written to
         lines += ["if e_modes():", f"    with e_unseen(): {again}"]
@@ -142,7 +142,7 @@ def _template(shape: _Shape, form: WrittenForm | None, hit: Hit | None) -> CodeT
     lines += [f"{name} = make_{name}(shape_{name}, strides_{name}, dtype_{name})" for name in (*made, *held)]
     if form is not None:
         lines += [*form.lines(operands), after]
-    elif shape.returns_outputs:
+    elif call.returns_outputs:
         lines.append(f"return {operands.call('k_run')}")
     else:
         every = _tuple([name for parts in items.values() for name in parts])
