@@ -29,7 +29,9 @@ from .overhead import (
     draw_few,
     draw_no_constants_of_ours,
     draw_the_same_each_time,
+    look_at_plugins_once,
     look_for_plugins_once,
+    tell_of_a_test_at_once,
 )
 from .rewriting import rewrite_a_share
 from .sharing import place_of
@@ -130,6 +132,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     Meanwhile no garbage is collected, which took a second of each process: what is imported and collected stays.
     """
     if worker := getattr(session.config, "workerinput", None):
+        tell_of_a_test_at_once(session.config.pluginmanager.get_plugins())
         share = int(worker["workerid"].removeprefix("gw"))
         for asked in session.config.args:
             rewrite_a_share(session.config, Path(asked), share, worker["workercount"])
@@ -205,6 +208,7 @@ def _one_keeper() -> Iterator[None]:
 def _what_tests_share() -> None:
     compile_statements_once()
     look_for_plugins_once()
+    look_at_plugins_once()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,9 @@ import contextlib
 import functools
 import logging
 import sys
+from collections.abc import Callable, Iterable
 from importlib import metadata
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 
@@ -123,3 +125,51 @@ def look_for_plugins_once() -> None:
         return known(tuple(sys.path), asked["group"]) if asked.keys() == {"group"} else look(**asked)
 
     metadata.entry_points = entry_points  # type: ignore[assignment]
+
+
+def look_at_plugins_once() -> None:
+    """Have a package be asked once whether one of its submodules has the name of a hook, and modules be read as dicts.
+
+    Each catalog looked for these submodules on the disk again, and pluggy looked at all names of a module as if they
+    were names of any object. A catalog is made in a third of its time.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        from pluggy import _manager
+
+        from registry.discovery import loading
+
+        loading._refuse_name_of_submodule = functools.cache(loading._refuse_name_of_submodule)
+        _manager._static_hook_attr = functools.partial(_hook_of, _manager._static_hook_attr)
+
+
+def _hook_of(read: Callable[[object, str], Any], holder: object, name: str) -> Any:
+    """What ``read`` returns: the holder of a hook's marker and its function, or None."""
+    value = vars(holder).get(name) if type(holder) is ModuleType else holder
+    if value is holder or isinstance(value, classmethod | staticmethod | MethodType):
+        return read(holder, name)
+    return (value, value) if isinstance(value, FunctionType) else None
+
+
+_OF_A_TEST = frozenset({"logstart", "testreport", "logfinish"})
+
+
+def tell_of_a_test_at_once(plugins: Iterable[Any]) -> None:
+    """Have a process of a run tell in one piece what there is to tell of a test, when the test has ended.
+
+    By itself xdist writes six times a test to the process that reports, which then takes the core to read it.
+    """
+    with contextlib.suppress(AttributeError, StopIteration):
+        teller = next(plugin for plugin in plugins if type(plugin).__name__ == "WorkerInteractor")
+        pipe, send, held = teller.channel.gateway._io, teller.sendevent, list[bytes]()
+        write = pipe.write
+
+        def write_all(data: bytes) -> None:
+            pieces, held[:] = [*held, data], []
+            write(b"".join(pieces))
+
+        def sendevent(name: str, **told: Any) -> None:
+            pipe.write = held.append if name in _OF_A_TEST else write_all
+            send(name, **told)
+            pipe.write = write_all
+
+        teller.sendevent = sendevent

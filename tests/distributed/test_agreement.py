@@ -20,7 +20,7 @@ __all__ = ["make"]
 PROGRAM = """
 import os, sys
 import torch, torch.distributed as dist
-import registry
+import registry, tuning_db.store
 from registry.errors import ReleaseError
 
 folder, rank = sys.argv[1], int(os.fork() == 0)

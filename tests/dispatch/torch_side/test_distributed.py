@@ -11,7 +11,7 @@ from ... import fresh
 PROGRAM = """
 import os, sys, warnings
 import torch, torch.distributed as dist, torch.multiprocessing as mp
-import registry, torch.distributed.tensor
+import registry, torch._dynamo, torch.distributed.tensor
 
 def work(rank, store):
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
