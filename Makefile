@@ -21,9 +21,17 @@ TESTERS ?= 3
 SHARED  = -n $(TESTERS) --dist loadscope --no-loadscope-reorder
 
 # what no test imports, or few do: half of the sources in the environment, which Python compiles when they are imported
-SELDOM  = /tests/|/testing/_internal/|/transformers/models/|/ray/(dashboard|data|llm|rllib|serve|train|tune)/
-SELDOM := $(SELDOM)|/(liger_kernel|mypyc?|numba|playwright|setuptools)/|/sympy/(physics|stats)/|/torch/_vendor/
-SELDOM := $(SELDOM)|/(babel|backrefs|material|mkdocs|pip|pre_commit|pygments/lexers|pymdownx|torchgen|virtualenv)/
+SELDOM  = /tests/|/testing/_internal/|/(alembic|optuna|sqlalchemy|sympy)/testing/|/(huggingface_hub|transformers)/cli/
+SELDOM := $(SELDOM)|/transformers/(exporters|models|pipelines|(testing_utils|trainer|training_args)\.py)|/huggingface_hub/inference/
+SELDOM := $(SELDOM)|/ray/(air|autoscaler|dashboard|data|llm|rllib|scripts|serve|thirdparty_files|train|tune)/
+SELDOM := $(SELDOM)|/ray/(_private/(runtime_env/agent|thirdparty/pynvml)|experimental/sandbox|util/(collective|dask|spark|state))/
+SELDOM := $(SELDOM)|/sympy/(categories|codegen|crypto|diffgeom|holonomic|liealgebras|parsing/(autolev|latex)|physics|stats|vector)/
+SELDOM := $(SELDOM)|/(benchmarks?|hipify|tensorboard|vendored_templates)/|/torch/(_vendor|ao/(ns|pruning)|backends/_nnapi|profiler/_cuspy)/
+SELDOM := $(SELDOM)|/torch/distributed/(_tools|flight_recorder|optim|pipelining)/|/sqlalchemy/(dialects/(mssql|mysql|oracle)|ext/asyncio)/
+SELDOM := $(SELDOM)|/(accelerate/test_utils|fsspec/implementations|hypothesis/extra|numpy/(distutils|f2py)|optuna/visualization)/
+SELDOM := $(SELDOM)|/(babel|backrefs|cffi|cu12|dateutil|distlib|functorch|identify|liger_kernel|llvmlite|markdown|markdown_it)/
+SELDOM := $(SELDOM)|/(material|mkdocs|mypyc?|numba|pip|playwright|pre_commit|pycparser|pydantic/v1|pygments/lexers|pymdownx)/
+SELDOM := $(SELDOM)|/(python_discovery|rich/_unicode_data|setuptools|tomlkit|torchgen|virtualenv|watchdog)/
 
 .PHONY: tune test test-thorough lint sizes bench docs clean
 
