@@ -33,7 +33,7 @@ SELDOM := $(SELDOM)|/(babel|backrefs|cffi|cu12|dateutil|distlib|functorch|identi
 SELDOM := $(SELDOM)|/(material|mkdocs|mypyc?|numba|pip|playwright|pre_commit|pycparser|pydantic/v1|pygments/lexers|pymdownx)/
 SELDOM := $(SELDOM)|/(python_discovery|rich/_unicode_data|setuptools|tomlkit|torchgen|virtualenv|watchdog)/
 
-.PHONY: tune test test-thorough lint sizes bench docs clean
+.PHONY: tune test tests test-thorough lint style types sizes bench docs clean
 
 tune: $(STAMP)
 	$(BIN)/tune --shapes $(SHAPES) $(addprefix --op ,$(OP)) $(ARGS)
@@ -42,19 +42,27 @@ tune: $(STAMP)
 test test-thorough: export OMP_WAIT_POLICY = PASSIVE
 # the tests start a hundred processes of ours: modules are compiled once, before several would, whatever the shell asks for
 test test-thorough: export PYTHONDONTWRITEBYTECODE =
-test: lint
+# types and tests at once: mypy is one process, and tests leave an eighth of two cores idle
+test: style
 	$(BIN)/python -m compileall -q registry kernel_registry tuning_db plugins benchmarks
+	$(MAKE) --no-print-directory --jobs 2 types tests
+	$(BIN)/python -m benchmarks.dispatch_overhead --device cpu --rounds 3 --calls --op softmax
+
+tests: $(STAMP)
 	$(BIN)/pytest $(SHARED)
-	$(BIN)/python -m benchmarks.dispatch_overhead --device cpu --rounds 3 --calls
 
 test-thorough: $(STAMP)
 	$(BIN)/pytest $(SHARED) --thorough
 
-lint: $(STAMP)
+lint: style types
+
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	MYPY_NUM_WORKERS=$(JOBS) $(BIN)/mypy
 	$(BIN)/lint-imports
+
+types: $(STAMP)
+	$(BIN)/mypy
 
 sizes: $(STAMP)
 	$(BIN)/python -m benchmarks.sizes

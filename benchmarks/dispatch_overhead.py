@@ -1,6 +1,6 @@
 """Host time of a call: torch's own op, the plan, ``registry.call`` above it, and the parts of that difference.
 
-    python -m benchmarks.dispatch_overhead [--device cuda] [--rounds N] [--calls] [--json FILE]
+    python -m benchmarks.dispatch_overhead [--device cuda] [--rounds N] [--calls] [--op OP] [--json FILE]
 
 Times are host microseconds a call. The ways of one call are timed in turn, a short batch of each at a time, and what is
 printed is the median of the batches, of their differences and of their ratios: a host whose clock changes changes it
@@ -15,7 +15,7 @@ import json
 import platform
 import statistics
 import timeit
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ from .racing.dispatch_rivals import BY_HAND, ways
 
 ROUNDS = 101
 CALLS = 50
+OPS = ("softmax", "rms_norm", "gemm_int4")
 
 TORCHS = "torch's own"
 
@@ -258,14 +259,14 @@ def triton_only(op: str) -> Dispatcher | None:
     return dispatcher
 
 
-def measure(device: str, rounds: int = ROUNDS, *, calls: bool = False) -> Iterator[Line]:
-    """Every line for one device; ``calls``: without those of misses and new sizes."""
+def measure(device: str, rounds: int = ROUNDS, *, calls: bool = False, ops: Sequence[str] = OPS) -> Iterator[Line]:
+    """Every line for one device; ``calls``: without those of misses and new sizes. ``ops``: of ``OPS``."""
     cuda = device == "cuda"
     null = Dispatcher(Catalog(entry_points=()))
     for contract in BOX:
         null.register(Null(contract.name))
     yield Line("", "an empty Python function", statistics.median(host_times({"": lambda: None}, False, rounds)[""]))
-    for case in cases(device):
+    for case in (case for case in cases(device) if case.op in ops):
         yield from through(registry.api.dispatcher, case, cuda, rounds, rivals=True)
         if cuda and (only := triton_only(case.op)) is not None:
             yield from through(only, case, cuda, rounds, rivals=True)
@@ -285,6 +286,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="batches of each way")
     parser.add_argument("--calls", action="store_true", help="calls alone: no misses, new sizes and databases")
+    parser.add_argument(
+        "--op", action="append", choices=OPS, help="calls of this op; repeatable; default: of all three"
+    )
     parser.add_argument("--json", type=output_file, help="also write the lines and the environment there")
     options = parser.parse_args()
     device = registry.Device.of(options.device)
@@ -292,7 +296,7 @@ def main() -> None:
     environment["guard"] = "torch's TensorGuards" if torch_private.NATIVE_GUARD else "public"
     print("\n".join(f"{name:8} {value}" for name, value in environment.items()))
     lines = []
-    for line in measure(options.device, options.rounds, calls=options.calls):
+    for line in measure(options.device, options.rounds, calls=options.calls, ops=options.op or OPS):
         lines.append(line)
         shown = "       -" if line.value is None else f"{line.value:8.2f} {line.unit}"
         print(f"{line.op:10} {line.what:60} {shown}", flush=True)

@@ -107,12 +107,14 @@ FORMS: tuple[dict[str, Any], ...] = (
     {"page": 48, "kv_len": 960, "span": 70, "q_len": 2},
     {"q_len": 4, "kv_dtype": "float8_e4m3fn", "span": 200},
     {"kv_dtype": "float8_e4m3fn", "dtype": "float16", "heads": 8, "kv_len": 32},
+    {"head_dim": 192, "kv_len": 496},
+    {"head_dim": 256, "kv_dtype": "float8_e4m3fn", "kv_len": 496},
 )
 
 
 @pytest.mark.parametrize("dims", FORMS, ids=[",".join(map(str, form.values())) for form in FORMS])
 @pytest.mark.parametrize("kind", ["normal", "beyond", "last_key", "first_key"])
-def test_every_config_that_holds_keys_in_registers(dims: dict[str, Any], kind: str) -> None:
+def test_every_config_of_cuda_mma(dims: dict[str, Any], kind: str) -> None:
     implementation, device = MmaDecode(), Device.of("cuda")
     values = CALLS.drawn(kind, **dims)
     problem = OP.pose(OP.arguments(values))
@@ -128,7 +130,7 @@ def test_one_key_that_is_nan() -> None:
     )
 
 
-def test_infinite_values_that_are_seen_are_those_of_torch() -> None:
+def test_infinite_values_show_where_they_are_seen() -> None:
     q, keys, cells, lengths, *rest = CALLS.drawn(page=False, lengths="full", kv_len=1000)
     lengths.fill_(990)
     cells[:, 989, :, 0] = torch.inf

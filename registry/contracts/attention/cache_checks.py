@@ -8,6 +8,8 @@ from ...errors import InvalidArgumentError
 from ...problem import Arguments, Problem, TensorSpec, Value, dtype_name
 from ..checks import check_values, shape_text
 
+_MOST_KEYS = 2**31 - 1
+
 
 def cache_room(arguments: Arguments, batch: int, name: str, slot: str) -> tuple[int | bool, int]:
     """Slots of a page, False for a cache without, and the most keys that a sequence can have.
@@ -19,13 +21,21 @@ def cache_room(arguments: Arguments, batch: int, name: str, slot: str) -> tuple[
     _check_integers(op, "kv_lens", arguments.tensor("kv_lens"), (batch,), "[batch]")
     if table is not None:
         _check_integers(op, "block_table", table, (batch, *table.shape[1:2]), "[batch, max_blocks]")
-        return cache.shape[1], table.shape[1] * cache.shape[1]
+        return cache.shape[1], _counted(op, "block_table", table.shape[1] * cache.shape[1])
     if cache.shape[0] != batch:
         raise InvalidArgumentError(
             f"{op}: {name} is {shape_text(cache.shape)} but q has {batch} sequences",
             hint=f"without a block_table the cache is [batch, kv_len, {slot}]",
         )
-    return False, cache.shape[1]
+    return False, _counted(op, name, cache.shape[1])
+
+
+def _counted(op: str, name: str, room: int) -> int:
+    if room > _MOST_KEYS:
+        raise InvalidArgumentError(
+            f"{op}: {name} has room for {room} keys of a sequence", hint=f"lengths are int32: at most {_MOST_KEYS} keys"
+        )
+    return room
 
 
 def _check_integers(op: str, name: str, spec: TensorSpec, shape: tuple[int, ...], shown: str) -> None:

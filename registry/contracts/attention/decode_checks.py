@@ -25,6 +25,8 @@ KV_DTYPES = ("auto", FLOAT8)
 """Dtypes of a cache: that of the queries, or float8_e4m3fn."""
 
 _CACHES = (("k_cache", "k_scale"), ("v_cache", "v_scale"))
+_ENDLESS = 2**30
+"""A window that no sequence fills: kernels count keys in 32 bits, and the rows of queries beside them."""
 
 
 def decode_problem(arguments: Arguments) -> Mapping[str, Value]:
@@ -92,13 +94,13 @@ def _check_cache(arguments: Arguments, q: TensorSpec, like: TensorSpec, names: t
 
 
 def _span_of(arguments: Arguments) -> int | bool:
-    """Keys that a token sees, its own among them; False if it sees all."""
+    """Keys that a token sees, its own among them; False if it sees all, as with a window of ``_ENDLESS`` keys."""
     window = arguments.integer("window")
     if window < -1:
         raise InvalidArgumentError(
             f"{arguments.op}: window={window}", hint="expected the number of earlier keys that a token sees, or -1: all"
         )
-    return False if window < 0 else window + 1
+    return window + 1 if 0 <= window < _ENDLESS else False
 
 
 def _softcap(arguments: Arguments) -> bool:

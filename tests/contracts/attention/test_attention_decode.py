@@ -351,6 +351,7 @@ T, C8 = torch.tensor([[1], [0]], dtype=torch.int32), C.to(FLOAT8)
         ((Q, C, C, L, T[0]), "block_table has shape 1"),
         ((Q, C, C, L, T[:1]), "block_table has shape 1x1"),
         ((Q, C[:1], C[:1], L), "k_cache is 1x6x2x8 but q has 2 sequences"),
+        ((Q, C, C, L, T.expand(2, 2**29)), "block_table has room for 3221225472 keys"),
         ((Q, C, C, L, None, ONE, ONE), "k_scale is given but k_cache is float32"),
         ((Q, C8, C8, L), "k_scale is None but k_cache is float8_e4m3fn"),
         ((Q, C8, C8, L, None, ONE, ONE.half()), "v_scale is float16 1 but v_cache is float8_e4m3fn"),
@@ -363,6 +364,14 @@ T, C8 = torch.tensor([[1], [0]], dtype=torch.int32), C.to(FLOAT8)
 def test_what_it_refuses(args: tuple[object, ...], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         registry.call(OP.name, *args)
+
+
+@pytest.mark.parametrize("window", [2**30, 2**31 + 5, 2**62])
+def test_a_window_that_no_sequence_fills_is_none(window: int) -> None:
+    values = OP.bind((Q, C, C, L), {"window": window})
+    assert OP.pose(OP.arguments(values)).span is False
+    for name in NAMES:
+        torch.testing.assert_close(run(name, *values), run(name, Q, C, C, L))
 
 
 @pytest.mark.parametrize(

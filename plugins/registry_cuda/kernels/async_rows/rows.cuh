@@ -1,8 +1,8 @@
 // Rows of COLS elements, of each of which a cluster of CLUSTER blocks holds INPUTS tensors' in shared memory, read from there as
 // often as need be. A row may begin anywhere: its window begins with the line of 128 bytes that has its first element, and what
 // the window has of its neighbours is replaced. A thread copies what it will read itself, asynchronously, so that no barrier is
-// needed before it does. Parts of a row begin with a line, in shared memory, too: where a warp's copies straddled lines, in either
-// of the two, softmax took 4 to 5% more time on an H200.
+// needed before it does. Parts of a row begin with a line, in shared memory, too: on an H200 softmax took 4% more time where a
+// warp's copies straddled lines of memory, 4 to 8% where they straddled those of shared memory.
 
 constexpr int WARPS = THREADS / 32;
 constexpr unsigned ALL_LANES = 0xffffffffu;
@@ -123,7 +123,7 @@ struct Stage {
 };
 
 // Where the warps of all blocks bring their part of a row's result together: each stores its own in a slot of every block, whose
-// barrier counts the bytes. (Slots that are polled instead took 3 to 8% more of softmax's time on an H200.) Partial has COUNT (1 or
+// barrier counts the bytes. (Slots that are polled instead took 1 to 8% more of softmax's time on an H200.) Partial has COUNT (1 or
 // 2) floats `part`, merge(other), and a default that merges to nothing.
 template <typename Partial> struct Meeting {
   static constexpr int SLOTS = CLUSTER * WARPS;
@@ -144,7 +144,7 @@ template <typename Partial> struct Meeting {
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"((int)sizeof(memory)) : "memory");
     }
-    // the fence has released the barrier: a release by every thread here took 2 to 4% of softmax's time on an H200
+    // the fence has released the barrier: a release by every thread here took up to 2% of softmax's time on an H200
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
   }
