@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ def add_forms(given: dict[str, Any]) -> CanonicalCall | None:
     if numbers == 2 or not all(isinstance(one, torch.Tensor) or _is_number(one) for one in (x, y)):
         return _without_alpha(given)
     plain = "alpha" not in given and not numbers
-    if plain and x.shape == y.shape:  # type: ignore[union-attr]
+    if plain and _have_one_shape(x, y):
         return None
     alpha = given.pop("alpha", 1)
     if not _is_number(alpha):
@@ -34,6 +35,15 @@ def add_forms(given: dict[str, Any]) -> CanonicalCall | None:
     given["x"], given["y"] = _as_tensor(x, y), _scaled(_as_tensor(y, x), alpha)
     _broadcast(given)
     return CanonicalCall(given, _rounded_to(result))
+
+
+def _have_one_shape(x: Any, y: Any) -> bool:
+    """Whether two tensors have one shape: to ``torch.jit.trace``, too, which keeps what it finds, and warns of it."""
+    if not torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return bool(x.shape == y.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return bool(x.shape == y.shape)
 
 
 def _result_dtype(x: Any, y: Any) -> torch.dtype:
