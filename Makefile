@@ -44,7 +44,7 @@ test test-thorough: export OMP_WAIT_POLICY = PASSIVE
 test test-thorough: export PYTHONDONTWRITEBYTECODE =
 # types and tests at once: mypy is one process, and tests leave an eighth of two cores idle
 test: style
-	$(BIN)/python -m compileall -q registry kernel_registry tuning_db plugins benchmarks
+	$(BIN)/python -m compileall -q -j $(JOBS) registry kernel_registry tuning_db plugins benchmarks
 	$(MAKE) --no-print-directory --jobs 2 types tests
 	$(BIN)/python -m benchmarks.dispatch_overhead --device cpu --rounds 3 --calls --op softmax
 

@@ -260,16 +260,16 @@ def triton_only(op: str) -> Dispatcher | None:
 
 
 def measure(device: str, rounds: int = ROUNDS, *, calls: bool = False, ops: Sequence[str] = OPS) -> Iterator[Line]:
-    """Every line for one device; ``calls``: without those of misses and new sizes. ``ops``: of ``OPS``."""
+    """Every line for one device; ``calls``: of ours alone, without misses and new sizes. ``ops``: of ``OPS``."""
     cuda = device == "cuda"
     null = Dispatcher(Catalog(entry_points=()))
     for contract in BOX:
         null.register(Null(contract.name))
     yield Line("", "an empty Python function", statistics.median(host_times({"": lambda: None}, False, rounds)[""]))
     for case in (case for case in cases(device) if case.op in ops):
-        yield from through(registry.api.dispatcher, case, cuda, rounds, rivals=True)
+        yield from through(registry.api.dispatcher, case, cuda, rounds, rivals=not calls)
         if cuda and (only := triton_only(case.op)) is not None:
-            yield from through(only, case, cuda, rounds, rivals=True)
+            yield from through(only, case, cuda, rounds, rivals=not calls)
         yield from through(null, case, cuda, rounds, rivals=False)
         yield from parts(case, null, rounds)
     lists = dispatch_sizes.one("bench::moe", contract=dispatch_sizes.listed())
@@ -285,7 +285,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="batches of each way")
-    parser.add_argument("--calls", action="store_true", help="calls alone: no misses, new sizes and databases")
+    parser.add_argument(
+        "--calls", action="store_true", help="our calls alone: no rivals, misses, new sizes and databases"
+    )
     parser.add_argument(
         "--op", action="append", choices=OPS, help="calls of this op; repeatable; default: of all three"
     )
