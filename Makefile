@@ -39,10 +39,10 @@ tune: $(STAMP)
 	$(BIN)/tune --shapes $(SHAPES) $(addprefix --op ,$(OP)) $(ARGS)
 
 # threads that wait for one another do not spin: there are no cores to spare
-test test-thorough: export OMP_WAIT_POLICY = PASSIVE
+test tests test-thorough: export OMP_WAIT_POLICY = PASSIVE
 # the tests start a hundred processes of ours: modules are compiled once, before several would, whatever the shell asks for
-test test-thorough: export PYTHONDONTWRITEBYTECODE =
-# types and tests at once: mypy is one process, and tests leave an eighth of two cores idle
+test tests test-thorough: export PYTHONDONTWRITEBYTECODE =
+# types and tests at once: mypy is one process here, and tests leave an eighth of two cores idle
 test: style
 	$(BIN)/python -m compileall -q -j $(JOBS) registry kernel_registry tuning_db plugins benchmarks
 	$(MAKE) --no-print-directory --jobs 2 types tests
@@ -54,6 +54,7 @@ tests: $(STAMP)
 test-thorough: $(STAMP)
 	$(BIN)/pytest $(SHARED) --thorough
 
+lint: export MYPY_NUM_WORKERS = $(JOBS)
 lint: style types
 
 style: $(STAMP)

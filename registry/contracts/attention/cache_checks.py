@@ -15,7 +15,7 @@ def cache_room(arguments: Arguments, batch: int, name: str, slot: str) -> tuple[
     """Slots of a page, False for a cache without, and the most keys that a sequence can have.
 
     ``name`` is the cache's argument, ``slot`` the dimensions of a slot in messages. Raises InvalidArgumentError for
-    lengths or a table of another dtype or shape.
+    lengths or a table of another dtype or shape, and for room that no int32 counts.
     """
     op, cache, table = arguments.op, arguments.tensor(name), arguments.optional_tensor("block_table")
     _check_integers(op, "kv_lens", arguments.tensor("kv_lens"), (batch,), "[batch]")
