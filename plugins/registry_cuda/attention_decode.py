@@ -9,10 +9,11 @@ from typing import NamedTuple
 from registry import Config, Device, Launch, Problem, Space
 from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, shared_limit
 from registry.backends.head_strides import outer_strides
+from registry.backends.programmatic_launch import launches_dependents, pdl_options
 
 from .number import C_TYPES
 
-_SOURCE = read_source(f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "attention_decode.cu")
+_SOURCE = read_source(f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "dependent.cuh", "attention_decode.cu")
 _KERNEL = CudaKernel(_SOURCE, "attention_decode")
 _FLOAT8 = "float8_e4m3fn"
 _DTYPES = ("bfloat16", "float16")
@@ -39,7 +40,7 @@ class MmaDecode(CudaImplementation):
     """Tensor cores (mma.sync) on keys and values that go from memory to registers, in the order of PTX's fragments.
 
     The rows of queries that share a head of the cache are the 8-wide operand, once or twice. From compute capability
-    9.0 on a cluster's blocks share a sequence, and combine what they found in one launch.
+    9.0 on a cluster's blocks share a sequence, and combine what they found in one launch, which is a dependent one.
 
     warps      of a block, which take 16 keys in turn
     ahead      times 16 keys of a warp that are in registers or on their way
@@ -93,7 +94,7 @@ class MmaDecode(CudaImplementation):
         return 2.5 if fast and device.capability >= (9, 0) else 0.9
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        shape, cluster = _Shape.of(problem), config["cluster"]
+        shape, cluster, dependent = _Shape.of(problem), config["cluster"], launches_dependents(device)
         strides = [_strides(problem, name) or (0, 0, 0) for name in ("q", "k_cache", "v_cache")]
         return Launch(
             _KERNEL,
@@ -130,8 +131,9 @@ class MmaDecode(CudaImplementation):
                 "AHEAD": config["ahead"],
                 "CLUSTER": cluster,
                 "RESIDENT": config["resident"],
+                "DEPENDENT": dependent,
             },
-            options={"block": config["warps"] * _WARP},
+            options={"block": config["warps"] * _WARP, **pdl_options(dependent)},
             cluster=(cluster,) if cluster > 1 else (),
             shared_bytes=_shared_bytes(shape, config),
         )

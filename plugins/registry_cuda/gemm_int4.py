@@ -10,6 +10,7 @@ import torch
 
 from registry import Config, Device, Launch, Problem, Space
 from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, shared_limit
+from registry.backends.programmatic_launch import launches_dependents, pdl_options
 
 from . import int4_order
 from .int4_order import CHUNK, STRIPE, chunks, unit
@@ -28,7 +29,7 @@ _MOST_REGISTERS = 255
 _SPARE_REGISTERS = 31
 _WARPS_PER_MULTIPROCESSOR = 16
 _KEPT = 1024
-_SOURCE = read_source(f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "gemm_int4.cu")
+_SOURCE = read_source(f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "dependent.cuh", "gemm_int4.cu")
 _KERNEL = CudaKernel(_SOURCE, "gemm_int4")
 
 
@@ -36,6 +37,8 @@ class MmaInt4(CudaImplementation):
     """Tensor cores (mma.sync) on weights that go from memory to registers, in the order of PTX's fragments, as Marlin
     does (Frantar et al., 2024): the weight is the 16-row operand and the tokens the 8-wide one, raw 4-bit numbers are
     multiplied and scaled after each group, and K is split over the warps of a block and the blocks of a cluster.
+    From compute capability 9.0 on it is launched as a dependent kernel, whose first weights are on their way while the
+    kernel ahead still runs.
 
     columns, warps_n   of a warp, and warps side by side in a block
     tokens             rows of a in a block
@@ -89,7 +92,7 @@ class MmaInt4(CudaImplementation):
         return 2.5 if problem.m <= 64 else 0.5
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        cluster, depth = config["cluster"], _Depth.of(problem)
+        cluster, depth, dependent = config["cluster"], _Depth.of(problem), launches_dependents(device)
         tiles = -(-problem.m // config["tokens"])
         return Launch(
             _KERNEL,
@@ -113,8 +116,9 @@ class MmaInt4(CudaImplementation):
                 "AHEAD": config["ahead"],
                 "TOKENS_AHEAD": _tokens_ahead(config),
                 "RESIDENT": _resident(depth, config),
+                "DEPENDENT": dependent,
             },
-            options={"block": _warps(config) * _WARP},
+            options={"block": _warps(config) * _WARP, **pdl_options(dependent)},
             cluster=(cluster,) if cluster > 1 else (),
             shared_bytes=_shared_bytes(config),
         )

@@ -391,6 +391,8 @@ extern "C" __global__ void __launch_bounds__(WARPS *LANES, RESIDENT)
                      const float *__restrict__ k_scale, const float *__restrict__ v_scale, float scale, float softcap,
                      long long q_outer, long long q_token, long long q_head, long long k_outer, long long k_slot,
                      long long k_head, long long v_outer, long long v_slot, long long v_head, long long table_row, long long room) {
+  launch_dependents();
+  await_kernel_ahead();
   const int split = blockIdx.x % CLUSTER, kv_head = blockIdx.x / CLUSTER % KV_HEADS, batch = blockIdx.x / (CLUSTER * KV_HEADS);
   const int warp = __shfl_sync(ALL_LANES, (int)threadIdx.x / LANES, 0), lane = threadIdx.x % LANES;
   const int g = lane / 4, t = lane % 4;

@@ -188,6 +188,7 @@ struct Total {
 };
 
 // A warp's part of K. Rings of registers keep AHEAD chunks of the weight and TOKENS_AHEAD of the activations on the way.
+// The first of the weight, which is prepared, are asked for while the kernel ahead may still write the activations.
 __device__ inline void multiply(Total &total, Sources sources) {
   Words weight[AHEAD][OWN], tokens[TOKENS_AHEAD][OCTETS];
   Factors factors[SLOTS][OWN];
@@ -195,6 +196,7 @@ __device__ inline void multiply(Total &total, Sources sources) {
   for (int chunk = 0; chunk < AHEAD; ++chunk) sources.load_weight(weight[chunk], chunk);
 #pragma unroll
   for (int slot = 0; slot < SLOTS; ++slot) sources.load_factors(factors[slot], slot);
+  await_kernel_ahead();
 #pragma unroll
   for (int chunk = 0; chunk < TOKENS_AHEAD; ++chunk) sources.load_tokens(tokens[chunk], chunk);
   issue_loads();
@@ -253,6 +255,7 @@ __device__ inline void store(T *y, unsigned vector, const Floats &value, const P
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gemm_int4(T *__restrict__ y, const T *__restrict__ a, const Words *__restrict__ packed,
               const Factors *__restrict__ factors, long long m) {
+  launch_dependents();
 #if CLUSTER > 1
   expect_vectors(VECTORS * sizeof(Floats));
 #endif

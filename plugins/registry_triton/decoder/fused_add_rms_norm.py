@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from registry import Device, Problem
+from registry import Config, Device, Launch, Problem
+from registry.backends.programmatic_launch import pdl_options
 
 from .. import rows
+from .dependents import is_dependent
 from .kernels import fused_add_rms_norm as kernels
 
 _OPERANDS = ("x", "residual", "weight", "eps", "offset")
@@ -19,6 +21,16 @@ class RowFusedAddRmsNorm(rows.RegisterRows):
     kernel = kernels.row_fused_add_rms_norm
     operands = _OPERANDS
     held = 2
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+        alone, dependent = super().launch(problem, config, device), is_dependent(device)
+        return Launch(
+            alone.kernel,
+            grid=alone.grid,
+            args=alone.args,
+            constants={**alone.constants, "DEPENDENT": dependent},
+            options={**alone.options, **pdl_options(dependent)},
+        )
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Reads every row once, which nothing beats while it fits comfortably."""

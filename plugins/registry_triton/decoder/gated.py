@@ -8,9 +8,11 @@ from typing import Any
 
 from registry import Config, Device, Launch, Problem, Space
 from registry.backends.estimate import elements_per_thread, next_power_of_2
+from registry.backends.programmatic_launch import pdl_options
 from registry.backends.triton import TritonImplementation
 
 from ..support import KEPT, common_reasons, options
+from .dependents import is_dependent
 from .kernels import gated as kernels
 
 _VECTOR_BYTES = 16
@@ -45,14 +47,14 @@ class BlockGated(TritonImplementation):
         return 1.0
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        cols, block = problem.cols, config["BLOCK"]
+        cols, block, dependent = problem.cols, config["BLOCK"], is_dependent(device)
         function = problem.dims.get("approximate", "silu")
         return Launch(
             self.kernel,
             grid=(problem.rows * -(-cols // block),),
             args=self.tensors,
-            constants={"FUNCTION": function, "COLS": cols, "BLOCK": block},
-            options=options(config),
+            constants={"FUNCTION": function, "COLS": cols, "BLOCK": block, "DEPENDENT": dependent},
+            options={**options(config), **pdl_options(dependent)},
         )
 
 

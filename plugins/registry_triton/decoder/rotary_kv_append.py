@@ -6,10 +6,12 @@ from collections.abc import Iterable
 
 from registry import Config, Device, Launch, Problem, Space
 from registry.backends.estimate import next_power_of_2
+from registry.backends.programmatic_launch import pdl_options
 from registry.backends.sequence_strides import index_strides, sequence_reasons, sequence_strides, table_strides
 from registry.backends.triton import TritonImplementation
 
 from ..support import options
+from .dependents import is_dependent
 from .heads import block_space, one_token, type_reasons
 from .kernels import rotary_kv_append as kernels
 
@@ -50,7 +52,7 @@ class BlockRotaryKvAppend(TritonImplementation):
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
         tokens, heads = config["tokens_per_program"], config["heads_per_program"]
-        count = problem.batch * problem.q_len
+        count, dependent = problem.batch * problem.q_len, is_dependent(device)
         blocks = -(-problem.heads // heads) + -(-problem.kv_heads // heads)
         query, key, value, k_cache, v_cache = (sequence_strides(problem, name) or () for name in _OF_HEADS)
         positions = index_strides(problem, "positions", (problem.q_len, 1)) if problem.positions else (0, 0)
@@ -72,8 +74,9 @@ class BlockRotaryKvAppend(TritonImplementation):
                 "REST_SPAN": next_power_of_2(max(1, problem.head_dim - problem.rotary_dim)),
                 "TOKENS": tokens,
                 "HEADS": heads,
+                "DEPENDENT": dependent,
             },
-            options=options(config),
+            options={**options(config), **pdl_options(dependent)},
         )
 
 

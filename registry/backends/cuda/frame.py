@@ -12,15 +12,17 @@ from ...artifact import Signature
 from ...implementation import Launch
 from ...problem import TensorSpec
 from ..launch_checks import argument_of
+from ..programmatic_launch import OPTION
 from ..written_run import Operands
 
 # struct CUlaunchConfig: grid and block extents, shared bytes, (padding,) stream, attributes, their count
 _CONFIGURATION = struct.Struct("<7I4xQQI4x")
 _STREAM_ON = "QQI4x"
 _STREAM_OFFSET = 32
-# struct CUlaunchAttribute: id, padding, a union of 64 bytes that begins with the cluster's extents
-_CLUSTER = struct.Struct("<I4x3I52x")
+# struct CUlaunchAttribute: id, padding, a union of 64 bytes that begins with the cluster's extents, or with an int
+_ATTRIBUTE = struct.Struct("<I4x3I52x")
 _CLUSTER_DIMENSION = 4
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _EXTENTS = 7
 _NUMBERS = {bool: ("?7x", 1), int: ("q", 8), float: ("f4x", 4)}
 
@@ -54,11 +56,14 @@ class Layout:
             [self._offset(slots, argument, code, place, number) for number, (argument, code, _) in enumerate(args)]
             for place, args in enumerate(kinds)
         ]
-        self.clusters = [_cluster(launch) for launch in launches]
+        # read by the driver at each launch, so that they live as long as the layout
+        self.attributes = [_attributes(launch) for launch in launches]
         self._blocks = [block_of(launch) for launch in launches]
         self._shared = [launch.shared_bytes for launch in launches]
         # address and count of each launch's attributes
-        self._attributes = [(0, 0) if one is None else (ctypes.addressof(one), 1) for one in self.clusters]
+        self._attributes = [
+            (ctypes.addressof(one), len(one) // _ATTRIBUTE.size) if len(one) else (0, 0) for one in self.attributes
+        ]
         # made once here, since each new size of a call makes a frame for its thread
         self._memory = ctypes.c_char * max(self.size, 8)
         self._pointers = [ctypes.c_void_p * max(len(offsets), 1) for offsets in self.offsets]
@@ -125,13 +130,13 @@ class Frames(threading.local):
         self.frame = layout.frame(launches)
 
 
-def _cluster(launch: Launch) -> Any:
-    """The cluster attribute of a launch, shared by all threads, since it is only read; None without a cluster."""
-    if not launch.cluster:
-        return None
-    attribute = ctypes.create_string_buffer(_CLUSTER.size)
-    _CLUSTER.pack_into(attribute, 0, _CLUSTER_DIMENSION, *_three(launch.cluster))
-    return attribute
+def _attributes(launch: Launch) -> Any:
+    """The attributes of a launch in a row, shared by all threads, since they are only read."""
+    found = [(_CLUSTER_DIMENSION, *_three(launch.cluster))] if launch.cluster else []
+    if launch.options.get(OPTION):
+        found.append((_PROGRAMMATIC_STREAM_SERIALIZATION, 1, 0, 0))
+    packed = b"".join(_ATTRIBUTE.pack(*one) for one in found)
+    return (ctypes.c_char * len(packed)).from_buffer_copy(packed)
 
 
 def block_of(launch: Launch) -> tuple[int, int, int]:

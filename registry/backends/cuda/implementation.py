@@ -23,12 +23,15 @@ from ..kernel_signature import check_kernel
 from ..launch_checks import launches_of, placed, refuse_empty
 from ..launch_forms import Forms, form_key, launch_key
 from ..misaligned_run import MisalignedRun, compiled_run
+from ..programmatic_launch import OPTION, launches_dependents, waits
 from ..written_run import WrittenRun
 from . import launch as cuda_launch
 from . import nvrtc
 from .frame import block_of
 
-_OPTIONS = frozenset({"block", "maxrregcount", "use_fast_math", "std"})
+_OPTIONS = frozenset({"block", "maxrregcount", "use_fast_math", "std", OPTION})
+_OF_LAUNCH = frozenset({"block", OPTION})
+"""Options that no compiler reads."""
 _GRID_LIMIT = (2**31 - 1, 65535, 65535)
 _BLOCK_LIMIT = 1024
 _CLUSTER_LIMIT = 16
@@ -71,7 +74,7 @@ class CudaImplementation(Implementation):
     constants  macros (``-D``): block size, vector width, ``{"ELEMENT": "__half"}``; bool as 1 or 0, float with an f
                behind. Headers see them too: a macro named ``T`` breaks them
     options    ``block`` (threads, an int or up to three extents; required), ``maxrregcount``, ``use_fast_math``,
-               ``std``
+               ``std``, ``launch_pdl`` (programmatic dependent launch, see ``registry.backends.programmatic_launch``)
     cluster    thread blocks of a cluster, from compute capability 9.0 on
     shared_bytes  dynamic shared memory
 
@@ -191,7 +194,8 @@ class CudaImplementation(Implementation):
         for name in sorted(options.keys() - _OPTIONS):
             raise MisnamedError("option", name, _OPTIONS, f"in the Launch at {launch.place} of {self.name}")
         block = list(block_of(launch))
-        options.pop("block")
+        _check_dependent(launch, kernel)
+        options = {name: value for name, value in options.items() if name not in _OF_LAUNCH}
         spec = {
             "constants": dict(launch.constants),
             "options": options,
@@ -245,10 +249,28 @@ def _check_resources(variant: Variant, target: Target, found: dict[str, int], ma
         raise OutOfResourcesError(f"{variant.kernel} for {target.architecture} needs {', '.join(complaints)}")
 
 
+def _check_dependent(launch: Launch, kernel: CudaKernel) -> None:
+    """Raise InvalidDefinitionError for an option ``launch_pdl`` that is no bool, or of a kernel that never waits."""
+    dependent = launch.options.get(OPTION, False)
+    if not isinstance(dependent, bool):
+        raise launch.fault(f"kernel {kernel}: option {OPTION}={dependent!r:.80}", "expected True or False")
+    if dependent and not waits(kernel.source):
+        raise launch.fault(
+            f"kernel {kernel} is launched with {OPTION}, and its text never waits for the kernel ahead of it",
+            'let each thread run asm volatile("griddepcontrol.wait;" ::: "memory"); before it reads or writes tensors',
+        )
+
+
 def _check_launch(name: str, launch: Launch, device: Device) -> None:
     grid = x, y, z = (*launch.grid, 1, 1)[:3]
     if x > _GRID_LIMIT[0] or y > _GRID_LIMIT[1] or z > _GRID_LIMIT[2]:
         raise UnsupportedError(f"{name}: a grid of {launch.grid} blocks is beyond {_GRID_LIMIT}")
+    if launch.options.get(OPTION) and not launches_dependents(device):
+        raise UnsupportedError(
+            f"{name}: option {OPTION} needs compute capability 9.0 and a driver for CUDA 12.3, and is asked for on"
+            f" {device.name} {device.capability}",
+            hint="ask for it where registry.backends.programmatic_launch.launches_dependents(device) is True",
+        )
     if not launch.cluster:
         return
     cluster = (*launch.cluster, 1, 1)[:3]

@@ -32,6 +32,7 @@ from ..kernel_limit import check_room
 from ..launch_checks import launches_of, refuse_empty
 from ..launch_forms import Forms, form_key, launch_key
 from ..misaligned_run import MisalignedRun, compiled_run
+from ..programmatic_launch import OPTION, waits
 from ..written_run import WrittenRun
 from . import cubin
 from . import stored as triton_stored
@@ -89,6 +90,11 @@ class TritonImplementation(Implementation):
         other faults of the compiler.
         """
         kernel = _compiled(variant, target)
+        if variant.spec["options"].get(OPTION) and not waits(kernel.asm.get("ptx", "")):
+            raise CompileError(
+                f"{variant.kernel} is launched with {OPTION}, and never waits for the kernel ahead of it",
+                hint="call tl.extra.cuda.gdc_wait() before the first load and the first store",
+            )
         resources = _resources(kernel)
         limit = shared_limit(target.architecture)
         if limit is not None and resources["shared_bytes"] > limit:

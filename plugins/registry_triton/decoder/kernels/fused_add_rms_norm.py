@@ -8,13 +8,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .dependents import await_kernel_ahead
+
 
 @triton.jit(do_not_specialize=["rows", "units"])
 def row_fused_add_rms_norm(
     x, residual, weight, eps, offset, rows, units,
-    MULTIPLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    MULTIPLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Each program holds the sums of ROWS whole rows in registers and reads both once. BLOCK >= cols."""
+    await_kernel_ahead(DEPENDENT)
     cols = units * MULTIPLE
     first = tl.program_id(0).to(tl.int64) * ROWS
     row = tl.arange(0, ROWS)[:, None]

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from ...kernels.elementwise import _gelu, _gelu_slope
+from .dependents import await_kernel_ahead
 
 
 @triton.jit
@@ -46,8 +47,9 @@ def _slope(gate, FUNCTION: tl.constexpr):
 
 
 @triton.jit
-def gated(y, x, FUNCTION: tl.constexpr, COLS: tl.constexpr, BLOCK: tl.constexpr):
+def gated(y, x, FUNCTION: tl.constexpr, COLS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """y[row, col] = activation(x[row, col]) * x[row, COLS + col] in fp32, rounded once."""
+    await_kernel_ahead(DEPENDENT)
     row, col, own = _block(COLS, BLOCK)
     first = x + row * (2 * COLS)
     gate = tl.load(first + col, mask=own).to(tl.float32)
@@ -57,8 +59,11 @@ def gated(y, x, FUNCTION: tl.constexpr, COLS: tl.constexpr, BLOCK: tl.constexpr)
 
 
 @triton.jit
-def gated_backward(grad_x, grad_y, x, FUNCTION: tl.constexpr, COLS: tl.constexpr, BLOCK: tl.constexpr):
+def gated_backward(
+    grad_x, grad_y, x, FUNCTION: tl.constexpr, COLS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """grad_x = [grad_y * up * activation'(gate), grad_y * activation(gate)] in fp32, rounded once."""
+    await_kernel_ahead(DEPENDENT)
     row, col, own = _block(COLS, BLOCK)
     first, place = x + row * (2 * COLS), grad_x + row * (2 * COLS)
     gradient = tl.load(grad_y + row * COLS + col, mask=own).to(tl.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .dependents import await_kernel_ahead
 from .rotary_embedding import _rotated
 
 
@@ -54,7 +55,7 @@ def rotary_kv_append(
     value_sequence, value_token, value_head, table_sequence, table_row, k_cache_sequence, k_cache_slot, k_cache_head,
     v_cache_sequence, v_cache_slot, v_cache_head, length_stride, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     DIM: tl.constexpr, SPAN: tl.constexpr, NEOX: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr,
-    REST_SPAN: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
+    REST_SPAN: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A program takes TOKENS tokens of HEADS of the QUERIES heads of query, or of the KEYS heads of key and value.
 
@@ -62,6 +63,7 @@ def rotary_kv_append(
     token, with positions those of all. Of a head's DIM elements the first 2 HALF are rotated; SPAN >= DIM,
     PAIRS >= HALF and REST_SPAN >= DIM - 2 HALF are powers of two. Tokens beyond a sequence's ``room`` are not written.
     """
+    await_kernel_ahead(DEPENDENT)
     query_blocks: tl.constexpr = (QUERIES + HEADS - 1) // HEADS
     blocks: tl.constexpr = query_blocks + (KEYS + HEADS - 1) // HEADS
     rest: tl.constexpr = DIM - 2 * HALF
