@@ -35,6 +35,7 @@ PLUGINS = (
     HERE / "cheats_on_streams.py",
     HERE / "cheats_in_rounding.py",
     HERE / "cheats_in_triton.py",
+    HERE / "cheats_that_begin_early.py",
 )
 VENDORS = (
     "cheat.",
@@ -47,6 +48,7 @@ VENDORS = (
     "stream.",
     "rounding.",
     "scratch.",
+    "early.",
 )
 PROBLEMS = (
     # a million elements, and a multiple of nothing but two
@@ -73,6 +75,8 @@ RIGHT = {
         "process.honest",
         "stream.joined",
         "scratch.honest",
+        "early.honest_cuda",
+        "early.honest_triton",
     ),
     "gelu": ("cheat.declared", "timing.gelu", "timing.precise", "timing.precise_function", "process.gelu"),
     "rms_norm": ("cheat.norm", "return.norm"),
@@ -168,6 +172,8 @@ REFUSED: dict[str, str | tuple[str, ...]] = {
     "process.autocast": "error",
     "process.default_device": "error",
     "scratch.past": "wrong_result",
+    "early.cuda": "wrong_result",
+    "early.triton": "wrong_result",
     "rounding.atomics": "nondeterministic",
     "rounding.noise": "nondeterministic",
     "stream.other": "wrong_result",

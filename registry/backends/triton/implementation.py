@@ -103,7 +103,7 @@ class TritonImplementation(Implementation):
                 f" {target.architecture} has {limit}",
                 hint="smaller blocks or fewer num_stages need less",
             )
-        with _own_cache():
+        with own_cache():
             build_launcher(kernel)
         return Artifact(variant, path_of(kernel), resources)
 
@@ -187,12 +187,12 @@ def warm() -> None:
 
 def build_utilities() -> None:
     """Make Triton build the C extension with which it loads kernels; its cache on disk keeps the result."""
-    with _own_cache():
+    with own_cache():
         triton_stored.build_utilities()
 
 
 @contextlib.contextmanager
-def _own_cache() -> Iterator[None]:
+def own_cache() -> Iterator[None]:
     """A context in which Triton's disk cache is in this package's folder.
 
     Inductor sets TRITON_CACHE_DIR in a process that uses it, so that processes would not find each other's kernels.
@@ -204,7 +204,7 @@ def _own_cache() -> Iterator[None]:
 
 def _compiled(variant: Variant, target: Target) -> Any:
     try:
-        with _own_cache(), compiler_environment.tritons_own_assembler():
+        with own_cache(), compiler_environment.tritons_own_assembler():
             return triton.compile(source_of(variant), target=gpu_target(target), options=dict(variant.spec["options"]))
     except RegistryError:
         raise
@@ -277,7 +277,7 @@ def _load(artifact: Artifact, device: Device) -> Any:
             kernel = artifact.path and kernel_from(artifact.path, source_of(variant))
             kernel = kernel or _compiled(variant, device.target)
             try:
-                with torch.cuda.device(device.index), _own_cache():
+                with torch.cuda.device(device.index), own_cache():
                     load(kernel)
             except OutOfResources as fault:
                 raise _refusal(variant, device.target, fault) from fault

@@ -21,6 +21,7 @@ from ...dispatch.plans.plan import Plan
 from ...implementation import Tensors
 from ..measure.samplers import Sampler
 from .between_samples import LATE
+from .late_inputs import late_inputs
 from .session import PARTLY, PARTLY_AGAIN, InputCase, Session, clone
 from .timed import TimedPlan
 from .verdicts import Checks, WrongError
@@ -165,8 +166,9 @@ def _run_on(plan: Plan, session: Session, case: InputCase, checks: Checks) -> Te
 def _run_again(plan: Plan, session: Session, case: InputCase, results: Tensors, checks: Checks) -> None:
     """Run a second time at another address, and on a GPU on another stream; check both runs. ``results``: of the first.
 
-    On the GPU a delay comes first, and the inputs are NaN or 0 until it is over. The results are read by the very next
-    kernel on that stream. The comparison of the runs comes before the check of the first, so that a candidate whose
+    On the GPU a delay comes first, and the inputs are NaN or 0 until it is over. From Hopper on they are written by a
+    kernel that lets the plan's first begin before it has written them. The results are read by the very next kernel on
+    that stream. The comparison of the runs comes before the check of the first, so that a candidate whose
     runs differ is called nondeterministic rather than wrong.
     """
     right = holding(case.bounds, results)
@@ -177,7 +179,7 @@ def _run_again(plan: Plan, session: Session, case: InputCase, results: Tensors, 
         rotation.show(case.kind, case.pristine)
         if plan.prepared:
             rotation.announce()
-        outputs = run_poisoned(plan, rotation.copies[0])
+        outputs = run_poisoned(plan, rotation.copies[0], _arrivals(plan, session))
         again = session.op.results(outputs, rotation.copies[0])
         read = clone(again)
         if faults := output_faults(outputs, plan.signature.outputs, rotation.copies[0]):
@@ -211,13 +213,28 @@ def _check_copies(session: Session, case: InputCase, checks: Checks) -> None:
         checks.add([flag], "wrong_result", f"it changes its input {name} in some of the timed copies")
 
 
-def run_poisoned(plan: Plan, values: tuple[Any, ...]) -> Tensors:
-    """Run once; outputs and scratch hold NaN, or the largest integer, before."""
+def _arrivals(plan: Plan, session: Session) -> Callable[[], None]:
+    """What makes the first copy's inputs arrive late, but for weights of which the plan has prepared its own form."""
+    op, values = session.op, session.rotation.copies[0]
+    taken = [
+        value for name, value in zip(op.parsed.names, values, strict=True) if not (plan.prepared and name in op.weights)
+    ]
+    late = late_inputs(session.device, tensors_in(tuple(taken)))
+    if late is None:
+        return lambda: None
+    late.spoil()
+    return late.arrive
+
+
+def run_poisoned(plan: Plan, values: tuple[Any, ...], ready: Callable[[], None] = lambda: None) -> Tensors:
+    """Run once; outputs and scratch hold NaN, or the largest integer, before. ``ready`` comes right before the run."""
     functional = plan.candidate.implementation.returns_outputs
     outputs = () if functional else plan.allocate()
     scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
     poison((*outputs, *scratch))
-    return plan.checked_run(outputs, plan.prepared.extend(values), scratch)
+    arguments = plan.prepared.extend(values)
+    ready()
+    return plan.checked_run(outputs, arguments, scratch)
 
 
 def check_unchanged(op: Op, values: tuple[Any, ...], pristine: tuple[Any, ...], checks: Checks) -> None:
