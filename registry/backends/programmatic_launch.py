@@ -5,7 +5,9 @@ has executed ``griddepcontrol.launch_dependents`` or has ended, and ``griddepcon
 kernel has ended and all that it wrote can be read. So between dependent kernels neither the launch nor the first loads
 of a weight take time of their own. Each thread of such a kernel waits, and before that reads nothing but prepared
 tensors, which the host has waited for when it made them, and writes nothing to global memory. Then the order of a
-stream is kept, whatever kernels stand before and behind, and ``launch_dependents`` may stand anywhere.
+stream is kept, whatever kernels stand before and behind, and ``launch_dependents`` may stand anywhere. In CUDA C++ the
+compiler takes what is read by ``__ldg`` or by a ``__restrict__`` pointer to const for constant while the kernel runs,
+and may read it before the wait: a kernel that waits uses neither for what the kernel ahead may write.
 
 Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; PTX ISA, "griddepcontrol".
 """

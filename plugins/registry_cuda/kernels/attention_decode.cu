@@ -81,7 +81,7 @@ struct Walk {
   int first, end;  // in steps
 
   __device__ Walk(const int *kv_lens, const int *block_table, long long table_row, long long room, int batch, int turn)
-      : table(block_table + (PAGE ? batch * table_row : 0)), room((int)room), length(__ldg(kv_lens + batch)) {
+      : table(block_table + (PAGE ? batch * table_row : 0)), room((int)room), length(kv_lens[batch]) {
     least = WINDOW < 0 ? 0 : max(length - TOKENS - WINDOW, 0);
     first = least / STEP + turn;
     end = (length + STEP - 1) / STEP;
@@ -92,10 +92,10 @@ struct Walk {
   __device__ int existing(int key) const { return max(min(key, length - 1), least); }
   // Behind the sequence it is no block; the length is not waited for.
   __device__ int block_of_step(int step) const {
-    return ALIGNED_PAGES && PAGE && step * STEP < room ? __ldg(table + step * STEP / (PAGE ? PAGE : 1)) : 0;
+    return ALIGNED_PAGES && PAGE && step * STEP < room ? table[step * STEP / (PAGE ? PAGE : 1)] : 0;
   }
   __device__ int block_of(int key, int of_step) const {
-    return ALIGNED_PAGES || !PAGE ? of_step : __ldg(table + key / (PAGE ? PAGE : 1));
+    return ALIGNED_PAGES || !PAGE ? of_step : table[key / (PAGE ? PAGE : 1)];
   }
 };
 
@@ -384,11 +384,11 @@ __device__ inline void combine(const Results &results, int split) {
   }
 #endif
 }
-
+// No pointer is __restrict__, and none is read by __ldg: such reads the compiler may move before the wait.
 extern "C" __global__ void __launch_bounds__(WARPS *LANES, RESIDENT)
-    attention_decode(T *__restrict__ out, float *__restrict__ lse, const T *__restrict__ q, const void *__restrict__ k_cache,
-                     const void *__restrict__ v_cache, const int *__restrict__ kv_lens, const int *__restrict__ block_table,
-                     const float *__restrict__ k_scale, const float *__restrict__ v_scale, float scale, float softcap,
+    attention_decode(T *out, float *lse, const T *q, const void *k_cache,
+                     const void *v_cache, const int *kv_lens, const int *block_table,
+                     const float *k_scale, const float *v_scale, float scale, float softcap,
                      long long q_outer, long long q_token, long long q_head, long long k_outer, long long k_slot,
                      long long k_head, long long v_outer, long long v_slot, long long v_head, long long table_row, long long room) {
   launch_dependents();
@@ -422,7 +422,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *LANES, RESIDENT)
     blocks[turn] = walk.block_of_step(walk.first + (turn + AHEAD) * Walk::STRIDE);
   }
   Queries queries;
-  queries.load(q + batch * q_outer + kv_head * GROUP * q_head, q_token, q_head, FLOAT8 ? scale * __ldg(k_scale) : scale, lane);
+  queries.load(q + batch * q_outer + kv_head * GROUP * q_head, q_token, q_head, FLOAT8 ? scale * *k_scale : scale, lane);
   Sums sums;
 #pragma unroll 1
   for (int first = walk.first; first < walk.end; first += AHEAD * Walk::STRIDE) {
@@ -444,5 +444,5 @@ extern "C" __global__ void __launch_bounds__(WARPS *LANES, RESIDENT)
     }
   }
   Partials::write(sums, warp, lane);
-  combine({out, lse, FLOAT8 ? __ldg(v_scale) : 1.0f, batch, kv_head}, split);
+  combine({out, lse, FLOAT8 ? *v_scale : 1.0f, batch, kv_head}, split);
 }

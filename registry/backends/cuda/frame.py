@@ -34,7 +34,8 @@ class Layout:
     packed anew by each call, and the literals, which stay. Launches of one form share a layout: it holds no size.
     """
 
-    def __init__(self, launches: Sequence[Launch], signature: Signature) -> None:
+    def __init__(self, launches: Sequence[Launch], signature: Signature, *, dependent: bool = True) -> None:
+        """``dependent``: whether launches that ask for it are dependent ones."""
         self.count = len(launches)
         self.tensors: list[tuple[str, int]] = []
         self.numbers: list[tuple[str, int]] = []
@@ -57,7 +58,7 @@ class Layout:
             for place, args in enumerate(kinds)
         ]
         # read by the driver at each launch, so that they live as long as the layout
-        self.attributes = [_attributes(launch) for launch in launches]
+        self.attributes = [_attributes(launch, dependent) for launch in launches]
         self._blocks = [block_of(launch) for launch in launches]
         self._shared = [launch.shared_bytes for launch in launches]
         # address and count of each launch's attributes
@@ -130,10 +131,10 @@ class Frames(threading.local):
         self.frame = layout.frame(launches)
 
 
-def _attributes(launch: Launch) -> Any:
+def _attributes(launch: Launch, dependent: bool) -> Any:
     """The attributes of a launch in a row, shared by all threads, since they are only read."""
     found = [(_CLUSTER_DIMENSION, *_three(launch.cluster))] if launch.cluster else []
-    if launch.options.get(OPTION):
+    if dependent and launch.options.get(OPTION):
         found.append((_PROGRAMMATIC_STREAM_SERIALIZATION, 1, 0, 0))
     packed = b"".join(_ATTRIBUTE.pack(*one) for one in found)
     return (ctypes.c_char * len(packed)).from_buffer_copy(packed)

@@ -74,7 +74,8 @@ class CudaImplementation(Implementation):
     constants  macros (``-D``): block size, vector width, ``{"ELEMENT": "__half"}``; bool as 1 or 0, float with an f
                behind. Headers see them too: a macro named ``T`` breaks them
     options    ``block`` (threads, an int or up to three extents; required), ``maxrregcount``, ``use_fast_math``,
-               ``std``, ``launch_pdl`` (programmatic dependent launch, see ``registry.backends.programmatic_launch``)
+               ``std``, ``launch_pdl`` (programmatic dependent launch, see ``registry.backends.programmatic_launch``;
+               launches on tensors that are not aligned stay in the stream's order)
     cluster    thread blocks of a cluster, from compute capability 9.0 on
     shared_bytes  dynamic shared memory
 

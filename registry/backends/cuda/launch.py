@@ -125,7 +125,8 @@ class LaunchForm(WrittenForm):
         self.guarded = guarded
         self._kept = tuple(place for place, launch in enumerate(launches) if 0 not in launch.grid)
         self._titles = ", ".join(str(launches[place].kernel) for place in self._kept)
-        self._layout = Layout([launches[place] for place in self._kept], signature)
+        # misaligned tensors are read element by element, by loads that the compiler may move before the wait
+        self._layout = Layout([launches[place] for place in self._kept], signature, dependent=guarded)
         extents, fixed = self._layout.extents(self._kept)
         self.sized = ["k_frames", *extents]
         made = {"frames": lambda launches: Frames(self._layout, [launches[place] for place in self._kept])}

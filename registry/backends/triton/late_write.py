@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,6 +39,18 @@ def write_rows(table, count, delay_ns, BLOCK: tl.constexpr):
 
 def write_late(table: torch.Tensor, count: int, delay_ns: int) -> None:
     """Launch ``write_rows`` on the current stream. ``table``: int64 on the GPU, [count, 3], of memory that lives on."""
+    with torch.cuda.device(table.device):
+        _compiled(table.device)(table, count, delay_ns)
+
+
+@cache
+def _compiled(device: torch.device) -> Callable[[torch.Tensor, int, int], None]:
+    """The launch on a device, which must be the current one."""
     kernel: Any = write_rows
-    with torch.cuda.device(table.device), own_cache():
+
+    def launch(table: torch.Tensor, count: int, delay_ns: int) -> None:
         kernel[(_PROGRAMS,)](table, count, delay_ns, BLOCK=_BLOCK, num_warps=8)
+
+    with own_cache():
+        launch(torch.zeros(3, dtype=torch.int64, device=device), 0, 0)
+    return launch

@@ -35,6 +35,9 @@ _DELAY_CYCLES = 400_000
 """About 0.2 ms: a launch on the wrong stream runs meanwhile, before the inputs are written."""
 
 
+_LATE_CYCLES = 2_000_000
+"""About 1 ms, in which the host launches two kernels."""
+
 _SLOW_US = 1_000_000.0
 """If a round over the copies takes longer (µs), it is launched no more often than necessary."""
 _BY_ROUNDING = 100.0
@@ -223,7 +226,13 @@ def _arrivals(plan: Plan, session: Session) -> Callable[[], None]:
     if late is None:
         return lambda: None
     late.spoil()
-    return late.arrive
+
+    def arrive() -> None:
+        # the plan is to be queued before the kernel that writes them begins
+        _sleep(_LATE_CYCLES)
+        late.arrive()
+
+    return arrive
 
 
 def run_poisoned(plan: Plan, values: tuple[Any, ...], ready: Callable[[], None] = lambda: None) -> Tensors:
