@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from operator import mul
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -156,7 +156,38 @@ Argument = TensorSpec | tuple[TensorSpec, ...] | tuple[int, ...] | Value | None
 """One argument's value: the specs of a ``Tensor[]`` and the numbers of an ``int[]`` are tuples."""
 
 
-class _SeenArguments(Mapping[str, Argument]):
+_Item = TypeVar("_Item")
+
+
+class _ReadableAsDict(Mapping[str, _Item]):
+    """A mapping that records reads and offers what a dict offers to readers: its text, ``|``, ``copy``, ``reversed``.
+
+    Each of these reads every value. A copy or a pickle is a dict, which records nothing more.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def __or__(self, other: object) -> dict[str, Any]:
+        return dict(self) | dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def __ror__(self, other: object) -> dict[str, Any]:
+        return dict(other) | dict(self) if isinstance(other, Mapping) else NotImplemented
+
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(dict(self))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return dict, (dict(self),)
+
+    def copy(self) -> dict[str, _Item]:
+        """A dict of these values."""
+        return dict(self)
+
+
+class _SeenArguments(_ReadableAsDict[Argument]):
     """The values of a call's arguments by schema name; adds to ``seen`` the name of each attribute that is read.
 
     An attribute that is not read before a plan has run cannot matter to the plan, and may differ in the next call.
@@ -184,8 +215,10 @@ class _SeenArguments(Mapping[str, Argument]):
         return len(self._all)
 
 
-class WatchedValues(Mapping[str, Value]):
+class WatchedValues(_ReadableAsDict[Value]):
     """Values by name, such as dimensions; ``read`` is the set of names that were read."""
+
+    __slots__ = ("_values", "read")
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values = values
