@@ -243,7 +243,7 @@ class Op:
         if isinstance(self.fake, RowMajor):
             return self.new_output_specs(arguments, device)
         # floats as text, since 0.0 equals -0.0
-        told = tuple([repr(value) if isinstance(value, float) else value for value in arguments.all.values()])
+        told = tuple([repr(value) if isinstance(value, float) else value for value in arguments.unrecorded.values()])
         found = self._outputs.get((told, device))
         if found is None:
             found = self.new_output_specs(arguments, device)
@@ -270,13 +270,13 @@ class Op:
         names = self.parsed.outputs
         if not names:
             return {}
-        specs = self.fake.specs(arguments.all, device) if isinstance(self.fake, RowMajor) else None
+        specs = self.fake.specs(arguments.unrecorded, device) if isinstance(self.fake, RowMajor) else None
         if specs is not None:
             return dict(zip(names, specs, strict=True))
         fake = self.fake or self.reference
         # torch's compiler, once imported, makes torch's own answers for meta tensors the quicker ones
         with OnMeta() if "torch._dynamo" not in sys.modules else nullcontext():
-            outputs = as_tuple(fake(*map(_on_meta, arguments.all.values())))
+            outputs = as_tuple(fake(*map(_on_meta, arguments.unrecorded.values())))
         if len(outputs) != len(names) or not all(isinstance(tensor, torch.Tensor) for tensor in outputs):
             told = f"its fake returned {', '.join(type(tensor).__name__ for tensor in outputs) or None}"
             raise self._fault(fake, told, f"expected a tensor for each of its outputs: {', '.join(names) or 'none'}")

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import pickle
 import pprint
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -211,6 +212,55 @@ def test_an_attribute_that_anything_reads_is_part_of_the_call(reader: str) -> No
     for position in (1, 2, 1, 2, 3):
         torch.testing.assert_close(call(x, position), shifted(x, position))
     assert dispatcher.bound("acme::shifted").misses == 3
+
+
+ATTRIBUTE_LOOKS: dict[str, Callable[[Any], object]] = {
+    "repr": repr,
+    "str": str,
+    "pprint": pprint.pformat,
+    "of values": lambda arguments: repr(arguments.values),
+    "values copy": lambda arguments: arguments.values.copy(),
+    "values |": lambda arguments: arguments.values | {},
+    "values get": lambda arguments: {"position": arguments.values.get("position")},
+    "deepcopy of values": lambda arguments: copy.deepcopy(arguments.values),
+    "copy": lambda arguments: repr(copy.copy(arguments)),
+    "deepcopy": lambda arguments: repr(copy.deepcopy(arguments)),
+    "pickle": lambda arguments: repr(pickle.loads(pickle.dumps(arguments))),
+    "mapped": lambda arguments: repr(arguments.mapped(lambda spec: spec)),
+    "==": lambda arguments: next(
+        f"'position': {position}"
+        for position in range(1, 9)
+        if arguments == Arguments(arguments.op, {**arguments.unrecorded, "position": position}, arguments.gradient)
+    ),
+}
+"""Reads of an attribute, each of which gives a text or a dict with its name and value."""
+
+
+@pytest.mark.parametrize("look", ATTRIBUTE_LOOKS)
+@pytest.mark.filterwarnings("error::registry.DispatchWarning")
+def test_an_attribute_is_part_of_the_call_however_it_is_read(look: str) -> None:
+    class Looking(Implementation):
+        op, name, device_types = "acme::shifted", "acme.looking", frozenset({"cpu"})
+        any_size = True
+
+        def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+            found = re.search(r"'position': (\d+)", str(ATTRIBUTE_LOOKS[look](built.signature.arguments)))
+            assert found is not None
+            position = int(found[1])
+
+            def run(outputs: Any, values: Any, scratch: Any) -> None:
+                outputs[0].copy_(shifted(values[0], position, *values[2:]))
+
+            return run
+
+    call = shifting(Looking()).op("acme::shifted")
+    for count, position in ((5, 1), (5, 2), (6, 2), (6, 3), (5, 1)):
+        torch.testing.assert_close(call(x := torch.randn(count), position), shifted(x, position))
+
+
+@pytest.mark.parametrize("shown", [vars, dataclasses.asdict], ids=["vars", "asdict"])
+def test_data_that_record_no_reads_lack_the_attributes(shown: Callable[[Any], dict[str, Any]]) -> None:
+    assert "77" not in str(shown(Arguments("acme::shifted", {"position": 77}, seen=set())))
 
 
 def test_the_reference_takes_the_attributes_of_each_call() -> None:
