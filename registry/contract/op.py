@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Callable, Hashable, Mapping
@@ -159,6 +160,7 @@ class Op:
         for name, values in self._named_values.items():
             check_choices(self.name, name, values)
         self._check_transfers()
+        self._check_reference()
         for name in {**self.tolerances, **self.compare}:
             if name not in self.parsed.results:
                 raise InvalidDefinitionError(
@@ -184,6 +186,22 @@ class Op:
                     f"op {self.name!r}: transfers: the range of {name} is {declared!r:.80}",
                     hint=f"expected a function of a size, e.g. {{{name!r}: registry.octave}}",
                 )
+
+    def _check_reference(self) -> None:
+        """Raise InvalidDefinitionError unless the reference takes the schema's arguments, as far as Python tells."""
+        names = self.parsed.names
+        hint = f"it takes the schema's arguments in order: ({', '.join(names)})"
+        if not callable(self.reference):
+            raise InvalidDefinitionError(f"op {self.name!r}: its reference is {self.reference!r:.80}", hint=hint)
+        try:
+            signature = inspect.signature(self.reference, follow_wrapped=False)
+        except (TypeError, ValueError):  # of a function in C: its signature is not known
+            return
+        try:
+            signature.bind(*names)
+        except TypeError as fault:
+            told = f"its reference, which takes {signature}, cannot be called with the schema's arguments: {fault}"
+            raise self._fault(self.reference, told, hint) from None
 
     @cached_property
     def near_along(self) -> tuple[str, ...]:
