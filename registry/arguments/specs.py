@@ -241,7 +241,7 @@ class WatchedValues(_ReadableAsDict[Value]):
 _Made = TypeVar("_Made")
 
 
-class _Recording:
+class _RecordedReads:
     """What the text, ``vars`` and ``dataclasses.asdict`` of arguments leave out, since reading it records nothing."""
 
     __slots__ = ("seen", "unrecorded")
@@ -251,7 +251,7 @@ class _Recording:
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
-class Arguments(_Recording):
+class Arguments(_RecordedReads):
     """An op's arguments by schema name, in the schema's order: specs of tensors and plain values, never data.
 
     ``gradient``: whether autograd records the call; False without a call, e.g. for a problem of a shapes file.
