@@ -83,7 +83,7 @@ class Signature:
     @cached_property
     def operands(self) -> Mapping[str, RunItem]:
         """The RunItem of each name of the signature. For backends: an attribute's value does not count as read."""
-        arguments = {**self.arguments.all, **self.prepared}
+        arguments = {**self.arguments.unrecorded, **self.prepared}
         groups = {"scratch": self.scratch, "arguments": arguments, "outputs": self.outputs}
         return {
             name: RunItem(group, place, value)
@@ -95,7 +95,7 @@ class Signature:
     def form(self) -> Hashable:
         """Key of everything that compiled code may depend on: names, dtypes, alignment, attribute types; no size."""
         found: list[Hashable] = []
-        for group in (self.scratch, self.arguments.all, self.prepared, self.outputs):
+        for group in (self.scratch, self.arguments.unrecorded, self.prepared, self.outputs):
             found.append(len(group))
             for name, value in group.items():
                 if type(value) is TensorSpec:

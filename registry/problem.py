@@ -123,9 +123,7 @@ class Problem:
 
     def watched(self, dims: Mapping[str, Value]) -> Problem:
         """This problem with ``dims`` that record which dimensions are read."""
-        made = object.__new__(Problem)
-        made.__dict__.update(op=self.op, dims=dims, traits=self.traits)
-        return made
+        return _watched(self.op, dims, self.traits)
 
     def misaligned(self) -> Problem:
         """This problem, posed by tensors none of which starts at a multiple of 16 bytes."""
@@ -134,7 +132,7 @@ class Problem:
         return made
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "dims" not in self.__dict__:
+        if name.startswith("__") or name == "dims":  # a copy is asked for names before it has dimensions
             raise AttributeError(name)
         try:
             return self.dims[name]
@@ -160,8 +158,34 @@ class Problem:
         """The torch dtype that ``dims["dtype"]`` names."""
         return torch_dtype(str(self.dims["dtype"]))
 
+    def __repr__(self) -> str:
+        return f"Problem(op={self.op!r}, dims={dict(self.dims)!r}, traits={self.traits!r})"
+
     def __str__(self) -> str:
         return f"{self.op}({', '.join(f'{name}={value}' for name, value in self.dims.items())})"
+
+
+class _WatchedProblem(Problem):
+    """A problem whose ``dims`` record reads; a read of ``vars(problem)``, which has the dimensions, reads them all."""
+
+    def __new__(cls, op: str, dims: Mapping[str, Value], traits: Any = None) -> Problem:  # type: ignore[misc]
+        """A problem that records nothing, as ``type(problem)(...)`` and ``dataclasses.replace`` expect it."""
+        return Problem(op, dims, traits)
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        return {**self.dims, "op": self.op, "dims": self.dims, "traits": self.traits}
+
+    def misaligned(self) -> Problem:
+        """This problem, posed by tensors none of which starts at a multiple of 16 bytes; it records reads here."""
+        return _watched(self.op, self.dims, self.traits.misaligned())
+
+
+def _watched(op: str, dims: Mapping[str, Value], traits: Traits) -> Problem:
+    made: Problem = _new(_WatchedProblem)
+    for name, value in (("op", op), ("dims", dims), ("traits", traits)):
+        object.__setattr__(made, name, value)  # the class is frozen, and its ``__dict__`` a copy
+    return made
 
 
 def check_positive(op: str, name: str, given: object) -> None:

@@ -197,6 +197,7 @@ KERNELS = {
         "takes 4 arguments (y, x, n, m), but the launch",
     ),
     "dtype": ("float *y, const double *x, int64_t n", "'x' is a tensor of float32, but the parameter x is double*"),
+    "bits": ("uint16_t *y, const float *x, int64_t n", "'y' is a tensor of float32, but the parameter y is uint16_t*"),
     "number": ("float *y, const float *x, float n", "is a number of type int, but the parameter n is float"),
     "pointer": ("float *y, const float *x, const int *n", "is a number, but the parameter n is int*"),
     "order": ("int64_t n, float *y, const float *x", "'y' is a tensor, but the parameter n is int64_t"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -163,8 +164,20 @@ class Schema:
             parsed = torch._C.parse_schema(text)
         except RuntimeError as fault:
             raise _not_parsed(text, str(fault)) from None
+        except IndexError:  # of C++'s stod or stoll
+            raise InvalidDefinitionError(
+                f"schema {text!r}: a default does not fit in 64 bits",
+                hint="write a number that an int64 or a float64 holds, or make it an argument without a default",
+            ) from None
+        if parsed.overload_name:
+            raise InvalidDefinitionError(
+                f"schema {text!r}: {parsed.name}.{parsed.overload_name} names an overload, and an op has none",
+                hint=f"write {parsed.name}(...); another signature is an op of another name",
+            )
         outputs = tuple(_output(text, output) for output in parsed.returns)
         schema = cls(text, parsed.name, tuple(_parameter(text, argument) for argument in parsed.arguments), outputs)
+        _check_names(text, schema.names, outputs)
+        _check_aliases(text, parsed.arguments)
         if not schema.results:
             raise InvalidDefinitionError(
                 f"schema {text!r}: it returns nothing and writes to nothing",
@@ -276,6 +289,33 @@ def _output(text: str, output: Any) -> str:
             hint="every output is a Tensor: write each one with a name of its own, '-> (Tensor y, Tensor lse)'",
         )
     return str(output.name)
+
+
+def _check_names(text: str, arguments: Sequence[str], outputs: Sequence[str]) -> None:
+    """Raise InvalidDefinitionError if two arguments or outputs have one name: launches refer to both by it."""
+    for name in (name for name, count in Counter((*arguments, *outputs)).items() if count > 1):
+        places = "an argument and an output" if name in arguments and name in outputs else "two outputs"
+        places = "two arguments" if name not in outputs else places
+        hint = "give each a name of its own"
+        if places == "an argument and an output":
+            hint = f"name the output otherwise; or, if {name} is written to, write Tensor(a!) {name} and leave it out"
+        raise InvalidDefinitionError(f"schema {text!r}: {places} are named {name}", hint=hint)
+
+
+def _check_aliases(text: str, arguments: Sequence[Any]) -> None:
+    """Raise InvalidDefinitionError if what is written to may share memory with another argument."""
+    holders: dict[str, list[Any]] = {}
+    for argument in arguments:
+        for letter in argument.alias_info.before_set if argument.alias_info is not None else ():
+            holders.setdefault(str(letter), []).append(argument)
+    for letter, sharing in sorted(holders.items()):
+        if len(sharing) > 1 and any(argument.alias_info.is_write for argument in sharing):
+            names = " and ".join(argument.name for argument in sharing)
+            raise InvalidDefinitionError(
+                f"schema {text!r}: {names} have one letter, {letter}, as if they shared memory, and one is written to",
+                hint=f"give each argument that is written to a letter of its own: Tensor(a!) {sharing[0].name}, "
+                f"Tensor(b!) {sharing[1].name}",
+            )
 
 
 def _parameter(text: str, argument: Any) -> Parameter:

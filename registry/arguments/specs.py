@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from operator import mul
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -156,7 +156,38 @@ Argument = TensorSpec | tuple[TensorSpec, ...] | tuple[int, ...] | Value | None
 """One argument's value: the specs of a ``Tensor[]`` and the numbers of an ``int[]`` are tuples."""
 
 
-class _SeenArguments(Mapping[str, Argument]):
+_Item = TypeVar("_Item")
+
+
+class _ReadableAsDict(Mapping[str, _Item]):
+    """A mapping that records reads and offers what a dict offers to readers: its text, ``|``, ``copy``, ``reversed``.
+
+    Each of these reads every value. A copy or a pickle is a dict, which records nothing more.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def __or__(self, other: object) -> dict[str, Any]:
+        return dict(self) | dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def __ror__(self, other: object) -> dict[str, Any]:
+        return dict(other) | dict(self) if isinstance(other, Mapping) else NotImplemented
+
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(dict(self))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return dict, (dict(self),)
+
+    def copy(self) -> dict[str, _Item]:
+        """A dict of these values."""
+        return dict(self)
+
+
+class _SeenArguments(_ReadableAsDict[Argument]):
     """The values of a call's arguments by schema name; adds to ``seen`` the name of each attribute that is read.
 
     An attribute that is not read before a plan has run cannot matter to the plan, and may differ in the next call.
@@ -184,8 +215,10 @@ class _SeenArguments(Mapping[str, Argument]):
         return len(self._all)
 
 
-class WatchedValues(Mapping[str, Value]):
+class WatchedValues(_ReadableAsDict[Value]):
     """Values by name, such as dimensions; ``read`` is the set of names that were read."""
+
+    __slots__ = ("_values", "read")
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values = values
@@ -208,36 +241,60 @@ class WatchedValues(Mapping[str, Value]):
 _Made = TypeVar("_Made")
 
 
-@dataclass(frozen=True, init=False)
-class Arguments:
+class _RecordedReads:
+    """What the text, ``vars`` and ``dataclasses.asdict`` of arguments leave out, since reading it records nothing."""
+
+    __slots__ = ("seen", "unrecorded")
+
+    unrecorded: Mapping[str, Argument]
+    seen: set[str] | None
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class Arguments(_RecordedReads):
     """An op's arguments by schema name, in the schema's order: specs of tensors and plain values, never data.
 
     ``gradient``: whether autograd records the call; False without a call, e.g. for a problem of a shapes file.
-    ``all`` are ``values`` for code that decides nothing by an attribute's value: no name counts as read. ``seen`` is
-    the set of names of the attributes that were read; None where reads are not recorded.
+    ``unrecorded`` are ``values`` for the host's code that decides nothing by an attribute's value: no name counts as
+    read. ``seen`` is the set of names of the attributes that were read; None where reads are not recorded. The text, a
+    copy and a comparison of arguments read all attributes, and a copy records nothing more.
     """
 
     op: str
-    all: Mapping[str, Argument]
     gradient: bool
-    seen: set[str] | None = field(repr=False, compare=False)
 
     def __init__(
         self, op: str, values: Mapping[str, Argument], gradient: bool = False, seen: set[str] | None = None
     ) -> None:
         # a new size of a call makes these, and a frozen dataclass takes 6 times as long to set its fields
         own = self.__dict__
-        own["op"], own["all"], own["gradient"], own["seen"] = op, values, gradient, seen
+        own["op"], own["gradient"] = op, gradient
+        object.__setattr__(self, "unrecorded", values)
+        object.__setattr__(self, "seen", seen)
+
+    def __repr__(self) -> str:
+        return f"Arguments(op={self.op!r}, values={dict(self.values)!r}, gradient={self.gradient!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Arguments):
+            return NotImplemented
+        alike = self.op == other.op and self.gradient is other.gradient
+        return alike and dict(self.values) == dict(other.values)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Arguments, (self.op, dict(self.values), self.gradient)
 
     @cached_property
     def values(self) -> Mapping[str, Argument]:
         """The values by name. Reading one records its name in ``read``, if it is an attribute."""
-        return self.all if self.seen is None else _SeenArguments(self.all, self.seen)
+        return self.unrecorded if self.seen is None else _SeenArguments(self.unrecorded, self.seen)
 
     @property
     def read(self) -> frozenset[str]:
         """Names of the attributes that were read so far; all of them if reads are not recorded."""
-        return frozenset(self.all if self.seen is None else self.seen)
+        return frozenset(self.unrecorded if self.seen is None else self.seen)
 
     def read_by(self, function: Callable[[], _Made]) -> tuple[_Made, frozenset[str]]:
         """The result of ``function()``, and the names of the attributes that it read."""
@@ -254,22 +311,22 @@ class Arguments:
 
     def watched(self) -> Arguments:
         """A copy of these arguments that records reads, with none so far."""
-        return Arguments(self.op, self.all, self.gradient, set())
+        return Arguments(self.op, self.unrecorded, self.gradient, set())
 
     def __getitem__(self, name: str) -> Argument:
         try:
             return self.values[name]
         except KeyError:
-            raise UnknownNameError("argument", name, self.all, f"of {self.op}") from None
+            raise UnknownNameError("argument", name, self.unrecorded, f"of {self.op}") from None
 
     def tensor(self, name: str) -> TensorSpec:
         """The spec of a tensor that must be there."""
-        value = self.all.get(name)
+        value = self.unrecorded.get(name)
         return value if type(value) is TensorSpec else self._of_kind(name, TensorSpec, "a tensor")
 
     def optional_tensor(self, name: str) -> TensorSpec | None:
         """The spec of a tensor that may be None."""
-        value = self.all.get(name)
+        value = self.unrecorded.get(name)
         return value if isinstance(value, TensorSpec) else None if self[name] is None else self.tensor(name)
 
     def tensors_of(self, name: str) -> tuple[TensorSpec, ...]:
@@ -282,7 +339,7 @@ class Arguments:
 
     def integer(self, name: str) -> int:
         """An int attribute (the schema has coerced it)."""
-        value = self.all.get(name)
+        value = self.unrecorded.get(name)
         if type(value) is not int:
             return self._of_kind(name, int, "an int")
         if self.seen is not None:
@@ -302,7 +359,7 @@ class Arguments:
         return self._of_kind(name, bool, "a bool")
 
     def _of_kind(self, name: str, kind: type[_Kind] | tuple[type[_Kind], ...], told: str) -> _Kind:
-        value = self.all.get(name)
+        value = self.unrecorded.get(name)
         if isinstance(value, kind) and kind is not tuple:  # a tuple may hold specs, which do not count as read
             if self.seen is not None:
                 self.seen.add(name)
@@ -317,7 +374,7 @@ class Arguments:
     def tensors(self) -> dict[str, TensorSpec]:
         """The tensors that are there, by name; those of a list as ``xs[0]``, ``xs[1]`` and so on."""
         found: dict[str, TensorSpec] = {}
-        for name, value in self.all.items():
+        for name, value in self.unrecorded.items():
             if isinstance(value, TensorSpec):
                 found[name] = value
             elif isinstance(value, tuple):
@@ -334,7 +391,7 @@ class Arguments:
                 return tuple(change(spec) for spec in specs)
             return value
 
-        values: Mapping[str, Argument] = {name: changed(value) for name, value in self.all.items()}
+        values: Mapping[str, Argument] = {name: changed(value) for name, value in self.unrecorded.items()}
         return Arguments(self.op, values, self.gradient, self.seen)
 
 

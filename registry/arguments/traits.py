@@ -64,7 +64,7 @@ class Traits:
     def lists(self) -> bool:
         """Whether an argument is a list of tensors or numbers; False where only dimensions are known."""
         arguments = self._given
-        return arguments is not None and any(type(value) is tuple for value in arguments.all.values())
+        return arguments is not None and any(type(value) is tuple for value in arguments.unrecorded.values())
 
     @property
     def gradient(self) -> bool:
@@ -82,7 +82,7 @@ class Traits:
             raise UnknownNameError("trait", trait, _AGGREGATES)
         if trait in self._told or self.arguments is None:
             return bool(self._told.get(trait, True))
-        specs = [spec for value in self.arguments.all.values() for spec in specs_in(value)]
+        specs = [spec for value in self.arguments.unrecorded.values() for spec in specs_in(value)]
         self._told[trait] = holds = all(map(_AGGREGATES[trait], specs))
         return holds
 
@@ -168,7 +168,7 @@ class FamilyTraits(Traits):
 
     def _all(self, trait: str) -> bool:
         holds = _AGGREGATES[trait]
-        return all(holds(spec) for value in self._known.all.values() for spec in specs_in(value))
+        return all(holds(spec) for value in self._known.unrecorded.values() for spec in specs_in(value))
 
     def _each(self, name: str, trait: str) -> bool:
         specs = self._of(name)

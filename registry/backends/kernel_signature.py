@@ -35,14 +35,17 @@ _DTYPES = {
     "int8_t": torch.int8,
     **dict.fromkeys(("half", "__half"), torch.float16),
     **dict.fromkeys(("__nv_bfloat16", "nv_bfloat16"), torch.bfloat16),
-    **dict.fromkeys(("short", "int16_t"), torch.int16),
+    **dict.fromkeys(("short", "short int", "int16_t"), torch.int16),
     **dict.fromkeys(("int", "int32_t"), torch.int32),
     **dict.fromkeys(("long", "long int", "long long", "long long int", "int64_t"), torch.int64),
+    **dict.fromkeys(("unsigned char", "uint8_t"), torch.uint8),
+    **dict.fromkeys(("unsigned short", "unsigned short int", "uint16_t"), torch.uint16),
     **dict.fromkeys(("unsigned", "unsigned int", "uint32_t"), torch.uint32),
-    **dict.fromkeys(("unsigned long long", "uint64_t", "size_t"), torch.uint64),
+    **dict.fromkeys(("unsigned long", "unsigned long int", "size_t"), torch.uint64),
+    **dict.fromkeys(("unsigned long long", "unsigned long long int", "uint64_t"), torch.uint64),
 }
-_BITS = {torch.bool, torch.uint32, torch.uint64}
-"""Parameter types through which a kernel may read a tensor of any dtype."""
+_BITS = {torch.bool, torch.uint8, torch.uint32, torch.uint64}
+"""Parameter types through which a kernel may read a tensor of any dtype: bytes, and words that hold several numbers."""
 _PASSED = {int: ("long long", 8), float: ("float", 4), bool: ("bool", 1)}
 
 
@@ -130,10 +133,11 @@ def _mismatch(parameter: _Parameter, kind: _Kind, language: Language) -> str:
 
 
 def _readable(found: torch.dtype, expected: torch.dtype) -> bool:
-    """True if a kernel may read a tensor of dtype ``found`` as ``expected``: equal, packed bytes, or a float's bits."""
+    """True if a kernel may read a tensor of dtype ``found`` as ``expected``: equal, packed bytes, or numbers' bits."""
     if found in {expected, torch.uint8} or expected in _BITS:
         return True
-    return found.is_floating_point and not expected.is_floating_point and found.itemsize == expected.itemsize
+    bits = expected is torch.uint16 or (found.is_floating_point and not expected.is_floating_point)
+    return bits and found.itemsize == expected.itemsize
 
 
 @lru_cache(maxsize=512)

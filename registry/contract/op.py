@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Callable, Hashable, Mapping
@@ -159,6 +160,7 @@ class Op:
         for name, values in self._named_values.items():
             check_choices(self.name, name, values)
         self._check_transfers()
+        self._check_reference()
         for name in {**self.tolerances, **self.compare}:
             if name not in self.parsed.results:
                 raise InvalidDefinitionError(
@@ -184,6 +186,22 @@ class Op:
                     f"op {self.name!r}: transfers: the range of {name} is {declared!r:.80}",
                     hint=f"expected a function of a size, e.g. {{{name!r}: registry.octave}}",
                 )
+
+    def _check_reference(self) -> None:
+        """Raise InvalidDefinitionError unless the reference takes the schema's arguments, as far as Python tells."""
+        names = self.parsed.names
+        hint = f"it takes the schema's arguments in order: ({', '.join(names)})"
+        if not callable(self.reference):
+            raise InvalidDefinitionError(f"op {self.name!r}: its reference is {self.reference!r:.80}", hint=hint)
+        try:
+            signature = inspect.signature(self.reference, follow_wrapped=False)
+        except (TypeError, ValueError):  # of a function in C: its signature is not known
+            return
+        try:
+            signature.bind(*names)
+        except TypeError as fault:
+            told = f"its reference, which takes {signature}, cannot be called with the schema's arguments: {fault}"
+            raise self._fault(self.reference, told, hint) from None
 
     @cached_property
     def near_along(self) -> tuple[str, ...]:
@@ -243,7 +261,7 @@ class Op:
         if isinstance(self.fake, RowMajor):
             return self.new_output_specs(arguments, device)
         # floats as text, since 0.0 equals -0.0
-        told = tuple([repr(value) if isinstance(value, float) else value for value in arguments.all.values()])
+        told = tuple([repr(value) if isinstance(value, float) else value for value in arguments.unrecorded.values()])
         found = self._outputs.get((told, device))
         if found is None:
             found = self.new_output_specs(arguments, device)
@@ -270,13 +288,13 @@ class Op:
         names = self.parsed.outputs
         if not names:
             return {}
-        specs = self.fake.specs(arguments.all, device) if isinstance(self.fake, RowMajor) else None
+        specs = self.fake.specs(arguments.unrecorded, device) if isinstance(self.fake, RowMajor) else None
         if specs is not None:
             return dict(zip(names, specs, strict=True))
         fake = self.fake or self.reference
         # torch's compiler, once imported, makes torch's own answers for meta tensors the quicker ones
         with OnMeta() if "torch._dynamo" not in sys.modules else nullcontext():
-            outputs = as_tuple(fake(*map(_on_meta, arguments.all.values())))
+            outputs = as_tuple(fake(*map(_on_meta, arguments.unrecorded.values())))
         if len(outputs) != len(names) or not all(isinstance(tensor, torch.Tensor) for tensor in outputs):
             told = f"its fake returned {', '.join(type(tensor).__name__ for tensor in outputs) or None}"
             raise self._fault(fake, told, f"expected a tensor for each of its outputs: {', '.join(names) or 'none'}")

@@ -29,7 +29,7 @@ def shape_text(shape: Iterable[int]) -> str:
 
 def float_tensor(arguments: Arguments, name: str, dtypes: tuple[torch.dtype, ...] = WIDE) -> TensorSpec:
     """The spec of tensor ``name``. Raises InvalidArgumentError if it is missing or has none of ``dtypes``."""
-    given = arguments.all.get(name)
+    given = arguments.unrecorded.get(name)
     spec = given if type(given) is TensorSpec else arguments.tensor(name)
     if spec.dtype not in dtypes:
         names = [dtype_name(dtype) for dtype in dtypes]

@@ -14,8 +14,8 @@ def check_backward(op: Op, known: Mapping[str, Op]) -> None:
     Either may be defined first: a pair is checked when its second op is defined.
     """
     pairs = [(other, op) for other in known.values() if other.backward is not None and other.backward.op == op.name]
+    check_declaration(op)
     if op.backward is not None:
-        _check_declaration(op)
         backward = known.get(op.backward.op or "")
         if backward is not None:
             pairs.append((op, backward))
@@ -27,8 +27,10 @@ def check_backward(op: Op, known: Mapping[str, Op]) -> None:
             )
 
 
-def _check_declaration(op: Op) -> None:
-    assert op.backward is not None
+def check_declaration(op: Op) -> None:
+    """Raise InvalidDefinitionError if what an op declares of its gradient, if anything, does not fit its schema."""
+    if op.backward is None:
+        return
     schema = op.parsed
     if schema.mutates:
         raise InvalidDefinitionError(f"op {op.name!r}: it writes to its arguments, so it has no backward")

@@ -66,9 +66,13 @@ class Inventory:
         if entry in plugin.implementations and known[entry[1]].definition == implementation.definition:
             del known[entry[1]]
             plugin.implementations.remove(entry)
-        check_implementation_of(op, implementation, known)
+        check_implementation_of(op, implementation, known, self._names_of_others(plugin))
         self.implementations[op.name] = {**known, implementation.name: implementation}
         plugin.implementations.append(entry)
+
+    def _names_of_others(self, plugin: Plugin) -> set[str]:
+        """Names of the installed plugins, without that whose name a file has, for a plugin under development."""
+        return {other.name for other in self.plugins if other.is_installed and not other.blocked} - plugin.vendors
 
     def inactive(self, plugin: Plugin) -> tuple[str, ...]:
         """Names of the ops that a plugin implements, but no plugin defines."""

@@ -83,4 +83,8 @@ def check_implementation_of(
             f"{where}: the name {name!r} is taken by {known[name]!r}; the later one is refused"
         )
     if name.split(".")[0] in others:
-        raise InvalidDefinitionError(f"{where}: {name!r} bears the name of another plugin, {name.split('.')[0]!r}")
+        holder, _, variant = name.partition(".")
+        raise InvalidDefinitionError(
+            f"{where}: {name!r} bears the name of another plugin, {holder!r}",
+            hint=f"begin it with a name of your own, e.g. 'own.{variant}'",
+        )

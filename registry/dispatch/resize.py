@@ -160,7 +160,7 @@ class Families:
                 return None
             if self._mutates and not is_apart(self._schema, values):
                 return None
-            shape = arguments.all[self._key].shape if self._key else self._shape(values)  # type: ignore[union-attr]
+            shape = arguments.unrecorded[self._key].shape if self._key else self._shape(values)  # type: ignore[union-attr]
             entries = table.now.shapes.get(shape)
             # an entry of this family would have been a hit; others have equal arguments only where forms are equal
             known = None if entries is None or family.alone else self._answer_in(entries, arguments, values)
@@ -243,6 +243,11 @@ class Families:
 def _answers(known: Resolved, arguments: Arguments) -> bool:
     """True if ``known`` was resolved for a call of these arguments, with no condition but alignment."""
     own = known.arguments
-    if own is None or own.all != arguments.all or own.gradient is not arguments.gradient or known.makeshift:
+    if (
+        own is None
+        or own.unrecorded != arguments.unrecorded
+        or own.gradient is not arguments.gradient
+        or known.makeshift
+    ):
         return False
     return all(condition is aligned or isinstance(condition, AlignedLike) for condition in known.conditions)

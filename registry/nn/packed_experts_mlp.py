@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from ..api import call
+from ..api import call, weights_changed
 from ..errors import InvalidArgumentError
 from ..packed import PackedExperts
 from .expert_rows import ExpertRows
@@ -72,6 +72,17 @@ class PackedExpertsMlp(torch.nn.Module):
     def extra_repr(self) -> str:
         (_, _, gate_up), (bits, size, down) = self._numbers["gate_up"], self._numbers["down"]
         return f"num_experts={self.num_experts}, gate_up={gate_up}, down={down}, bits={bits}, group_size={size}"
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        errors: list[str] = rest[-1]
+        for name in (f"{prefix}{weight}_qweight" for weight in self._numbers):
+            # torch would convert these silently
+            if isinstance(given := state_dict.get(name), torch.Tensor) and given.dtype != torch.int32:
+                errors.append(f"{name} is {given.dtype}, expected torch.int32")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if not errors:
+            # a captured CUDA graph reads prepared forms, and perhaps no further call makes them again
+            weights_changed(*(tensor for tensor in self._buffers.values() if tensor is not None))
 
     def _tensors(self, name: str) -> list[Any]:
         return [self._buffers[f"{name}_{part}"] for part in _PARTS]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
 
-from ..api import call
+from ..api import call, weights_changed
 from ..errors import InvalidArgumentError
 from ..problem import dtype_name
 
@@ -84,6 +84,18 @@ class ScaledLinear(torch.nn.Module):
             if tensor is not None and now is not None and now.dtype != tensor.dtype:
                 self._buffers[name] = tensor.to(now.device)
         return self
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        errors: list[str] = rest[-1]
+        for name in ("levels", "scales"):
+            given, own = state_dict.get(prefix + name), self._buffers[name]
+            # torch would convert these silently
+            if isinstance(given, torch.Tensor) and own is not None and given.dtype != own.dtype:
+                errors.append(f"{prefix}{name} is {given.dtype}, expected {own.dtype}")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if not errors:
+            # a captured CUDA graph reads prepared forms, and perhaps no further call makes them again
+            weights_changed(self.levels, self.scales, *([] if self.bias is None else [self.bias]))
 
 
 def rounded_rows(weight: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -183,7 +183,7 @@ class SandboxedCalls:
         box.settle()
         message = {
             "do": "threads", "given": given.as_data(), "made": made.as_data(), "memory": number, "each": each,
-            "values": described(self.arguments.all.values()),
+            "values": described(self.arguments.unrecorded.values()),
         }  # fmt: skip
         box.ask(message, self.number, box.limits.run_s)
         box.settle()

@@ -82,7 +82,7 @@ class SandboxedSubject:
         place = self.sandbox.spare_memory if is_other else self.sandbox.new_memory
         memory, held = place(layout.nbytes)
         message = {
-            "do": "slots", "layout": layout.as_data(), "values": described(arguments.all.values()),
+            "do": "slots", "layout": layout.as_data(), "values": described(arguments.unrecorded.values()),
             "arguments": len(_specs(arguments)), "dims": dict(problem.dims), "memory": memory,
             "is_other": is_other, "like": -1 if like is None else like.number,
         }  # fmt: skip

@@ -13,6 +13,7 @@ from ..correctness import numerics
 from ..correctness.bits import all_same
 from ..correctness.output_faults import output_faults
 from ..correctness.tolerance_check import blind_spots
+from ..discovery.backward_check import check_declaration
 from ..errors import InvalidArgumentError, InvalidDefinitionError
 from ..folding import Place
 from ..problem import Problem, Value
@@ -27,16 +28,25 @@ def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None
     problem again, are reproducible, and have the same dtypes and absent arguments in every kind; the fake has the
     reference's shapes, dtypes and strides; the reference does not change its arguments, and is accepted by its own
     tolerance; the floor is positive; both ends of a range along which winners transfer are problems of the op, with
-    that range. Over all its examples the tolerance must refuse results that were not computed: zeros, one number
-    everywhere, the output of a previous call.
+    that range. The tensors that its backward names are there. Over all its examples the tolerance must refuse results
+    that were not computed: zeros, one number everywhere, the output of a previous call.
     """
     notes = Notes(f"op {op.name}")
+    notes.failures += [(Place(), fault) for fault in _backward_faults(op)]
     checked = _named(op, problems)
     authors = (op.reference, op.fake, op.inputs, op.problem, op.floor)
     for problem in checked:
         notes.add(Place(str(problem), str(problem)), guarded(_op_faults(op, problem), *authors))
     notes.failures += [(Place(), spot) for spot in blind_spots(op, _named(op, None) or checked)]
     return notes.report()
+
+
+def _backward_faults(op: Op) -> list[str]:
+    try:
+        check_declaration(op)
+    except InvalidDefinitionError as fault:
+        return [f"{fault.message.removeprefix(f'op {op.name!r}: ')}: {fault.hint}"]
+    return []
 
 
 def _named(op: Op, given: Sequence[Problem | Mapping[str, Value]] | None) -> list[Problem]:

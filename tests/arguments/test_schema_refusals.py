@@ -15,8 +15,24 @@ REFUSED = {
     "f(Tensor x) -> Tensor": ("an output has no name", "write '-> Tensor y'"),
     "f(Foo x) -> Tensor y": ("a type that torch does not know at 'Foo x) -> Tensor y'", "an argument is a Tensor"),
     "f(Tensor x -> Tensor y": ("expected ) but found 'arrow' at '-> Tensor y'", "expected e.g. 'softmax(Tensor x"),
+    "f(Tensor(a!) x, Tensor(a!) z) -> ()": ("x and z have one letter, a,", "Tensor(a!) x, Tensor(b!) z"),
+    "f(Tensor(b) x, Tensor(b!) z) -> ()": ("x and z have one letter, b,", "a letter of its own"),
+    "f(Tensor x) -> (Tensor y, Tensor y)": ("two outputs are named y", "a name of its own"),
+    "f(Tensor x, int x) -> Tensor y": ("two arguments are named x", "a name of its own"),
+    "f(Tensor x) -> Tensor x": ("an argument and an output are named x", "write Tensor(a!) x and leave it out"),
+    "f.over(Tensor x) -> Tensor y": ("f.over names an overload, and an op has none", "write f(...)"),
+    "f(Tensor x, float eps=1e400) -> Tensor y": ("a default does not fit in 64 bits", "an int64 or a float64"),
+    "f(Tensor x, int n=99999999999999999999) -> Tensor y": ("a default does not fit in 64 bits", "without a default"),
     "f(Tensor x) -> Dict d": ("at 'd'", "expected e.g."),
 }
+
+
+ALLOWED = ["f(Tensor(a!) x, Tensor(b!) z) -> ()", "f(Tensor(a) x, Tensor(a) z) -> Tensor y"]
+
+
+@pytest.mark.parametrize("text", ALLOWED)
+def test_letters_of_their_own_and_of_what_is_only_read_are_allowed(text: str) -> None:
+    assert Schema.parse(text).names == ("x", "z")
 
 
 @pytest.mark.parametrize("text", REFUSED)

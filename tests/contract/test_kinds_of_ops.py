@@ -119,11 +119,26 @@ def test_a_part_of_a_contract_that_is_wrong_is_told_by_check_op(change: dict[str
         ({"tolerance": None}, "its tolerance is None"),
         ({"static": "dtype"}, r"static is 'dtype'\n  expected \{'dtype'\}"),
         ({"schema": "acme::twice(int n) -> Tensor y"}, "it takes no tensor"),
+        ({"reference": None}, r"its reference is None\n  it takes the schema's arguments in order: \(x\)"),
+        (
+            {"reference": lambda: 1},
+            r"its reference, which takes \(\), cannot be called .*too many positional",
+        ),
+        (
+            {"reference": lambda x, z: x},
+            r"which takes \(x, z\), .* 'z' \(.*test_kinds_of_ops.py:\d+\)\n.*in order: \(x\)",
+        ),
+        ({"reference": lambda x, *, z: x}, "missing a required .*'z'"),
     ],
 )
 def test_what_no_op_can_say_is_refused_when_it_is_made(change: dict[str, Any], message: str) -> None:
     with pytest.raises(registry.RegistryError, match=message):
         replace(TWICE, **change)
+
+
+@pytest.mark.parametrize("reference", [torch.square, torch.ops.aten.square, lambda *given: given[0], lambda x, z=1: x])
+def test_a_reference_may_take_more_or_hide_what_it_takes(reference: Any) -> None:
+    assert replace(TWICE, reference=reference).reference is reference
 
 
 def test_names_of_dimensions_may_come_in_a_list() -> None:

@@ -20,7 +20,8 @@ GOOD = "acme::f_backward(Tensor grad_y, Tensor x, Tensor inverse, int dim=-1) ->
 
 
 def op(schema: str, backward: Backward | None = None) -> Op:
-    return replace(SQUARE, name=schema.partition("(")[0], schema=schema, backward=backward, examples=())
+    given: dict[str, Any] = {"name": schema.partition("(")[0], "schema": schema, "backward": backward}
+    return replace(SQUARE, **given, reference=lambda *values: values[0], examples=())
 
 
 def forward(saved: tuple[str, ...] = ("x", "inverse")) -> Op:

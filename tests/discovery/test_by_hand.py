@@ -122,6 +122,32 @@ def test_what_is_defined_by_hand_takes_no_name_of_the_box_or_of_an_installed_plu
         Catalog([], {}).define(replace(op, name="total", schema="total(Tensor x) -> Tensor y"))
 
 
+def test_what_is_registered_by_hand_bears_no_installed_plugins_name(site: Any) -> None:
+    site.add("acme-kernels", {"mine": "registry_mine"}, registry_mine="")
+    told = (
+        r"'mine.double' bears the name of another plugin, 'mine'\n  begin it with a name of your own, e.g. 'own.double'"
+    )
+    with pytest.raises(InvalidDefinitionError, match=told):
+        Catalog(site.entry_points, {}).register(Doubling())
+    Catalog(site.entry_points, {"KERNEL_REGISTRY_BLOCK": "mine"}).register(Doubling())
+
+
+@pytest.mark.parametrize("file", ["mine.py", "registry_mine.py", "kernels.py"])
+def test_only_the_file_of_an_installed_plugins_name_has_implementations_of_it(
+    site: Any, tmp_path: Path, header: str, file: str
+) -> None:
+    site.add("acme-kernels", {"mine": "registry_mine"}, registry_mine="")
+    path = tmp_path / file
+    path.write_text(header + "@implements('square')\ndef made():\n    return [Made('square', 'mine.double')]\n")
+    catalog = Catalog(site.entry_points, {})
+    if file == "kernels.py":
+        with pytest.raises(PluginError, match=r"'mine.double' bears the name of another plugin, 'mine'"):
+            catalog.load_file(path)
+    else:
+        catalog.load_file(path)
+        assert [one.name for one in catalog.implementations("square")] == ["mine.double"]
+
+
 @pytest.mark.parametrize(("file", "free"), [("mine.py", True), ("registry_mine.py", True), ("kernels.py", False)])
 def test_a_file_may_be_the_plugin_of_its_name_that_is_installed_too(
     site: Any, tmp_path: Path, header: str, row_sum: str, file: str, free: bool

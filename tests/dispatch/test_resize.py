@@ -134,6 +134,7 @@ def test_a_run_of_any_size_serves_equal_static_dimensions_of_one_type_and_sign()
     op = replace(
         SHIFTED,
         name="acme::factor",
+        reference=torch.clone,
         schema="acme::factor(Tensor x) -> Tensor y",
         fake=torch.empty_like,
         problem=lambda arguments: {"n": (n := arguments.tensor("x").numel), "factor": FACTORS[n]},

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import pickle
+import pprint
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +25,7 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch import call_answers
 from registry.dispatch.dispatcher import Dispatcher
 from registry.implementation import Run
-from registry.problem import Arguments
+from registry.problem import Arguments, Value
 
 
 def dispatching(*implementations: Implementation) -> Dispatcher:
@@ -207,6 +212,55 @@ def test_an_attribute_that_anything_reads_is_part_of_the_call(reader: str) -> No
     for position in (1, 2, 1, 2, 3):
         torch.testing.assert_close(call(x, position), shifted(x, position))
     assert dispatcher.bound("acme::shifted").misses == 3
+
+
+ATTRIBUTE_LOOKS: dict[str, Callable[[Any], object]] = {
+    "repr": repr,
+    "str": str,
+    "pprint": pprint.pformat,
+    "of values": lambda arguments: repr(arguments.values),
+    "values copy": lambda arguments: arguments.values.copy(),
+    "values |": lambda arguments: arguments.values | {},
+    "values get": lambda arguments: {"position": arguments.values.get("position")},
+    "deepcopy of values": lambda arguments: copy.deepcopy(arguments.values),
+    "copy": lambda arguments: repr(copy.copy(arguments)),
+    "deepcopy": lambda arguments: repr(copy.deepcopy(arguments)),
+    "pickle": lambda arguments: repr(pickle.loads(pickle.dumps(arguments))),
+    "mapped": lambda arguments: repr(arguments.mapped(lambda spec: spec)),
+    "==": lambda arguments: next(
+        f"'position': {position}"
+        for position in range(1, 9)
+        if arguments == Arguments(arguments.op, {**arguments.unrecorded, "position": position}, arguments.gradient)
+    ),
+}
+"""Reads of an attribute, each of which gives a text or a dict with its name and value."""
+
+
+@pytest.mark.parametrize("look", ATTRIBUTE_LOOKS)
+@pytest.mark.filterwarnings("error::registry.DispatchWarning")
+def test_an_attribute_is_part_of_the_call_however_it_is_read(look: str) -> None:
+    class Looking(Implementation):
+        op, name, device_types = "acme::shifted", "acme.looking", frozenset({"cpu"})
+        any_size = True
+
+        def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+            found = re.search(r"'position': (\d+)", str(ATTRIBUTE_LOOKS[look](built.signature.arguments)))
+            assert found is not None
+            position = int(found[1])
+
+            def run(outputs: Any, values: Any, scratch: Any) -> None:
+                outputs[0].copy_(shifted(values[0], position, *values[2:]))
+
+            return run
+
+    call = shifting(Looking()).op("acme::shifted")
+    for count, position in ((5, 1), (5, 2), (6, 2), (6, 3), (5, 1)):
+        torch.testing.assert_close(call(x := torch.randn(count), position), shifted(x, position))
+
+
+@pytest.mark.parametrize("shown", [vars, dataclasses.asdict], ids=["vars", "asdict"])
+def test_data_that_record_no_reads_lack_the_attributes(shown: Callable[[Any], dict[str, Any]]) -> None:
+    assert "77" not in str(shown(Arguments("acme::shifted", {"position": 77}, seen=set())))
 
 
 def test_the_reference_takes_the_attributes_of_each_call() -> None:
@@ -436,6 +490,86 @@ def test_gradients_are_not_lost_at_a_new_size() -> None:
     torch.testing.assert_close(found, expected)
     with torch.no_grad():
         assert not dispatcher.call("softmax", torch.randn(7, 8, requires_grad=True)).requires_grad
+
+
+# --- looks at a problem that no size may escape
+
+
+def _matches(problem: Problem) -> bool:
+    match problem.dims:
+        case {"rows": 1003}:
+            return True
+    return False
+
+
+def _class_matches(problem: Problem) -> bool:
+    match problem:
+        case Problem(op="softmax", rows=1003):
+            return True
+    return False
+
+
+def _listed(problem: Problem) -> list[object]:
+    return [repr(problem), repr(problem.dims)]
+
+
+ROWS_1003: dict[str, Value] = {"rows": 1003, "cols": 8, "dtype": "float32"}
+LOOKS: dict[str, Callable[[Any], object]] = {
+    "repr": repr,
+    "conversion": lambda problem: f"{problem!r}",
+    "percent": lambda problem: "%r %s" % (problem, problem.dims),  # noqa: UP031
+    "pprint": pprint.pformat,
+    "in a list": _listed,
+    "str": str,
+    "vars": lambda problem: str(vars(problem)),
+    "vars get": lambda problem: vars(problem).get("rows"),
+    "__dict__": lambda problem: list(problem.__dict__.values()),
+    "getattr": lambda problem: getattr(problem, "rows"),  # noqa: B009
+    "key": lambda problem: problem.key,
+    "==": lambda problem: problem == Problem("softmax", ROWS_1003),
+    "hash": lambda problem: hash(problem) == hash(Problem("softmax", ROWS_1003)),
+    "in a set": lambda problem: problem in {Problem("softmax", ROWS_1003)},
+    "copy": lambda problem: copy.copy(problem).rows,
+    "deepcopy": lambda problem: copy.deepcopy(problem).rows,
+    "pickle": lambda problem: pickle.loads(pickle.dumps(problem)).rows,
+    "replace": lambda problem: dataclasses.replace(problem).rows,
+    "of its type": lambda problem: type(problem)(problem.op, problem.dims).rows,
+    "misaligned": lambda problem: problem.misaligned().rows,
+    "misaligned vars": lambda problem: vars(problem.misaligned()).get("rows"),
+    "class pattern": _class_matches,
+    "dims repr": lambda problem: repr(problem.dims),
+    "dims str": lambda problem: str(problem.dims),
+    "dims format": lambda problem: f"{problem.dims}",
+    "dims by name": lambda problem: "%(rows)s" % problem.dims,  # noqa: UP031
+    "dims ==": lambda problem: problem.dims == ROWS_1003,
+    "dims |": lambda problem: problem.dims | {"more": 1},
+    "| dims": lambda problem: {"more": 1} | problem.dims,
+    "dims copy": lambda problem: problem.dims.copy(),
+    "dims **": lambda problem: {**problem.dims},
+    "dims get": lambda problem: problem.dims.get("rows"),
+    "dims values": lambda problem: 1003 in problem.dims.values(),
+    "values repr": lambda problem: repr(problem.dims.values()),
+    "dims sorted": lambda problem: sorted(problem.dims.items())[-1],
+    "dims reversed": lambda problem: [problem.dims[name] for name in reversed(problem.dims)],
+    "dims pattern": _matches,
+    "tensor": lambda problem: repr(problem.traits.arguments),
+    "tensors": lambda problem: problem.traits.arguments.tensors if problem.traits.arguments else "",
+    "deepcopy of traits": lambda problem: repr(copy.deepcopy(problem.traits).arguments),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.filterwarnings("error::registry.DispatchWarning")
+def test_a_refused_size_never_runs_however_its_problem_is_looked_at(look: str) -> None:
+    def unsupported(problem: Problem) -> list[str]:
+        seen = LOOKS[look](problem)
+        return ["broken"] if seen is True or "1003" in str(seen) else []
+
+    implementation = Sizeless(unsupported=unsupported)
+    dispatcher = dispatching(implementation, native("softmax"))
+    for rows in (1000, 1001, 1003, 1002, 1003):
+        dispatcher.call("softmax", torch.randn(rows, 8))
+    assert len(implementation.ran) == 3
 
 
 # --- capture

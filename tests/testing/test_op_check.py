@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from registry.contract import Op, Tolerance
+from registry.contract import Backward, Op, Tolerance
 from registry.contracts import BOX, EMBEDDING, RMS_NORM, SQUARE
 from registry.errors import CheckError, InvalidArgumentError
 from registry.problem import Problem, Value
@@ -46,6 +46,19 @@ def test_an_end_of_a_range_has_to_be_a_problem_of_the_op() -> None:
     op = replace(RMS_NORM, check=even, transfers={"cols": sixteenths}, examples=())
     with pytest.raises(CheckError, match=r"cols=17, an end of the range of 32, is no problem of the op: an odd number"):
         check_op(op, problems=({"rows": 3, "cols": 32, "dtype": "float32"},))
+
+
+@pytest.mark.parametrize(
+    ("backward", "expected"),
+    [
+        (Backward.reference(("z",)), "differentiable in its backward are z: expected some of ['y']"),
+        (Backward("square_backward", ("xs",)), "its backward saves xs: did you mean x?"),
+    ],
+)
+def test_a_backward_that_names_no_tensor_is_told(backward: Backward, expected: str) -> None:
+    with pytest.raises(CheckError) as raised:
+        check_op(replace(SQUARE, backward=backward, examples=()), problems=SMALL)
+    assert expected in str(raised.value)
 
 
 SMALL: tuple[dict[str, Value], ...] = ({"n": 7, "dtype": "float32"},)

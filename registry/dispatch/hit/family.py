@@ -148,7 +148,9 @@ def _maker(
         lines += _spec_lines(one, number, form)
     lines += [
         "made = new(Arguments)",
-        *_fields("made", {"op": repr(op), "all": f"{{{', '.join(items)}}}", "gradient": gradient, "seen": "set()"}),
+        *_fields("made", {"op": repr(op), "gradient": gradient}),
+        f"hold(made, 'unrecorded', {{{', '.join(items)}}})",
+        "hold(made, 'seen', set())",
         "return made",
     ]
     lines = [f"def specs({', '.join(f'a{place}' for place in range(len(names)))}):", *(f"    {line}" for line in lines)]
@@ -159,6 +161,7 @@ def _maker(
         {
             "kinds": KINDS,
             "new": object.__new__,
+            "hold": object.__setattr__,
             "TensorSpec": TensorSpec,
             "Arguments": Arguments,
             "same": same,

@@ -120,7 +120,7 @@ class AlignedLike:
     @classmethod
     def of(cls, arguments: Arguments) -> AlignedLike:
         """The condition of calls whose tensors are aligned as those of ``arguments``."""
-        return cls(tuple([spec.alignment for value in arguments.all.values() for spec in specs_in(value)]))
+        return cls(tuple([spec.alignment for value in arguments.unrecorded.values() for spec in specs_in(value)]))
 
     def __call__(self, *given: Any) -> bool:
         return tuple([alignment_of(tensor.data_ptr()) for tensor in tensors_in(given)]) == self.alignments

@@ -44,7 +44,7 @@ class _AnySizeRun:
 
     def bound_by(self, arguments: Arguments) -> bool:
         """True if the attributes that binding read are equal in ``arguments``, where they count as read."""
-        own, given = self.arguments.all, arguments.values
+        own, given = self.arguments.unrecorded, arguments.values
         for name in self.read:  # noqa: SIM110 - a generator would double the time
             if not _same(given[name], own[name]):
                 return False
@@ -89,7 +89,7 @@ class AnySizeRuns:
             tuple([(name, exact(value)) for name, value in draft.candidate.config.items()]),
             tuple([exact(value) for name, value in draft.problem.dims.items() if name not in self._dynamic]),
             arguments.gradient,
-            tuple([_kind(value) for value in arguments.all.values()]),
+            tuple([_kind(value) for value in arguments.unrecorded.values()]),
             draft.device.type,
             draft.device.index,
         )

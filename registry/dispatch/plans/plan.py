@@ -72,7 +72,7 @@ class Plan:
         # an op that only mutates has no outputs
         tensors = (*signature.outputs.values(), *signature.arguments.tensors.values())
         return written_call(
-            len(signature.arguments.all),
+            len(signature.arguments.unrecorded),
             tensors[0].device,
             self.run,
             tuple(signature.outputs.values()),

@@ -115,8 +115,8 @@ class PreparedTensors:
         for sources in wanted.values():
             for source in sources:
                 # by identity first, since a weight's spec is mostly the former object; an attribute counts as read
-                known = own.all[source]
-                if arguments.all[source] is not known and arguments[source] != known:
+                known = own.unrecorded[source]
+                if arguments.unrecorded[source] is not known and arguments[source] != known:
                     return False
                 if not isinstance(known, TensorSpec) and arguments.seen is not None:
                     arguments.seen.add(source)
@@ -155,7 +155,7 @@ class PreparedTensors:
 
     def hit(self, arguments: Arguments) -> Hit:
         """The text of ``extend`` for a plan whose tensors have the specs of ``arguments``."""
-        given = list(arguments.all.values())
+        given = list(arguments.unrecorded.values())
         if any(isinstance(given[place], tuple) for places in self._places.values() for place in places):
             return unremembered(len(self._places), len(given), self.extend)
         are = {place for place, value in enumerate(given) if isinstance(value, TensorSpec)}

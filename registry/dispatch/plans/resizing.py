@@ -95,7 +95,7 @@ class Resizing:
     def _sizes_by_fake(self, arguments: Arguments) -> list[Any] | None:
         """``_sizes`` without a rule for the outputs."""
         op = self._plan.op
-        given = self._faked(arguments.all)
+        given = self._faked(arguments.unrecorded)
         latest = self._latest_fake
         if latest is None or latest[0] != given:
             # a fake on meta tensors takes as long as all else of a new size, and an attribute alone may be a new one
@@ -157,7 +157,12 @@ def _sizes_by(
         sizes += f"shape{place}, before(shape{place}[1:]) if shape{place} else (), "
     if made:
         given = ", ".join(f"given[{name!r}]" for name in parameters)
-        lines = ["given = arguments.all", f"{made} = rule({given})", *lines, f"if {' or '.join(tests)}: return None"]
+        lines = [
+            "given = arguments.unrecorded",
+            f"{made} = rule({given})",
+            *lines,
+            f"if {' or '.join(tests)}: return None",
+        ]
     return function("sizes", "arguments", [*lines, f"return [{sizes}]"], names)
 
 

@@ -283,7 +283,7 @@ def place_of(arguments: Arguments) -> Hashable:
 
     The schema fixes the attributes' types; a float is in the key as text, since 0.0 equals -0.0.
     """
-    values = tuple([repr(value) if isinstance(value, float) else value for value in arguments.all.values()])
+    values = tuple([repr(value) if isinstance(value, float) else value for value in arguments.unrecorded.values()])
     return values, arguments.gradient, torch.are_deterministic_algorithms_enabled()
 
 

@@ -128,7 +128,7 @@ def _nbytes(spec: TensorSpec) -> int:
 
 def specs_in(arguments: Arguments) -> list[tuple[str, TensorSpec]]:
     """The specs of all tensors among arguments, those of lists too, each with its argument's name."""
-    listed = ((name, value if isinstance(value, tuple) else (value,)) for name, value in arguments.all.items())
+    listed = ((name, value if isinstance(value, tuple) else (value,)) for name, value in arguments.unrecorded.items())
     return [(name, one) for name, values in listed for one in values if isinstance(one, TensorSpec)]
 
 
