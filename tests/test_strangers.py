@@ -56,6 +56,7 @@ class Mine(CppImplementation):
     def launch(self, problem, config, device):
         return Launch(KERNEL, (1,), ("y", "x", problem.n))
 """
+PREFERRED = "    def preference(self, problem, device):\n        return 99.0\n"
 TAIL = """
 
 @registry.implements("square")
@@ -300,6 +301,26 @@ def test_a_call_tells_of_a_run_that_leaves_its_outputs_unwritten(
         own.call("square", torch.ones(8))
     assert line_of(file, "def bind") in str(raised.value)
     assert remedy in str(raised.value)
+
+
+REMEDIES = {
+    "grid": ("(1,)", "(0,)", "so that nothing runs, although the outputs are not empty", "use -(-size // block)"),
+    "kernel": ("Launch(KERNEL", "Launch(print", "the kernel is a builtin_function_or_method", "expected CppKernel("),
+    "argument": ('"x"', '"xs"', "unknown argument 'xs' of kernel square", "did you mean x?"),
+}
+
+
+@pytest.mark.parametrize(("right", "slip", "message", "remedy"), REMEDIES.values(), ids=list(REMEDIES))
+def test_the_warning_of_a_call_that_puts_an_implementation_aside_has_the_remedy(
+    tmp_path: Path, right: str, slip: str, message: str, remedy: str
+) -> None:
+    catalog, _, file = stranger(tmp_path, CPP.replace(right, slip) + PREFERRED)
+    own, x = Dispatcher(catalog, database=str(tmp_path / "tuning.db")), torch.randn(1000)
+    with pytest.warns(DispatchWarning, match=rf"{re.escape(message)}.* \(.*{re.escape(remedy)}.*\)$") as warned:
+        torch.testing.assert_close(own.call("square", x), x * x)
+    (warning,) = warned
+    assert line_of(file, "return Launch") in str(warning.message)
+    assert "\n" not in str(warning.message)
 
 
 def test_an_op_that_nobody_implements_says_how_to_add_an_implementation(
