@@ -49,8 +49,11 @@ def at_class(definition: type) -> str:
 def at_method(owner: object, name: str, fault: BaseException | None = None) -> str:
     """`` (kernels.py:12)`` of method ``name`` of ``owner``, or of the line in it that raised ``fault``.
 
-    A method that the class inherits from this package is not the author's: then it is the place of the class.
+    A method that the class inherits from this package is not the author's: then it is the place of the class. "" if the
+    message of ``fault`` names a line of the class's file already.
     """
+    if fault is not None and any(shown(file, 0).removesuffix("0") in str(fault) for file in _author_files(owner)):
+        return ""
     if fault is not None and (line := where_raised(fault, owner)):
         return line
     method = getattr(owner, name, None)
@@ -83,7 +86,7 @@ def where_raised(fault: BaseException, *owners: object) -> str:
 
     "" if the fault passed through none of these files, or if its message names the line already.
     """
-    files = {file for owner in owners for file in _defining_files(owner) if not file.startswith(_OURS)}
+    files = {file for owner in owners for file in _author_files(owner)}
     lines = [frame for frame in traceback.extract_tb(fault.__traceback__) if frame.filename in files]
     place = shown(lines[-1].filename, lines[-1].lineno or 0) if lines else ""
     return "" if place in str(fault) else _behind(place)
@@ -101,6 +104,10 @@ def author_frame(fault: BaseException) -> traceback.FrameSummary | None:
         if not in_library and not frame.filename.startswith(others):
             return frame
     return None
+
+
+def _author_files(owner: object) -> Iterable[str]:
+    return (file for file in _defining_files(owner) if not file.startswith(_OURS))
 
 
 def _defining_files(owner: object) -> Iterable[str]:
