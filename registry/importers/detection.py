@@ -39,7 +39,7 @@ class ImportedProblem:
 
     @cached_property
     def op(self) -> Op:
-        """The contract."""
+        """The op that the file defines."""
         made: Op = self.source.op(self.name)
         return made
 

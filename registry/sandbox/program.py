@@ -104,7 +104,7 @@ class SandboxedProgram:
         self._freeze()
 
     def refuse(self, status: str, message: str) -> None:
-        """End it. Raises EntrantError, always."""
+        """End the program, and raise EntrantError."""
         self.close()
         raise EntrantError(status, message)
 

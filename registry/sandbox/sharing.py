@@ -68,7 +68,7 @@ class SharedSandbox:
             torch.cuda.synchronize(self.device.torch)
 
     def close(self) -> None:
-        """End it."""
+        """End the program and free the memories."""
         self.program.close()
         for one in self._memories:
             one.close()

@@ -59,7 +59,7 @@ class Found:
         return self._make(problem.dims) if self._given is None else self._make(*self._given)
 
     def after(self, misses: tuple[str, ...]) -> Found:
-        """The same choice, after more that was passed over."""
+        """This choice with more misses, ``misses``, before its own."""
         misses = (*misses, *self.misses)
         if not misses:
             return self
