@@ -45,7 +45,7 @@ class ImportedProblem:
 
     @property
     def file(self) -> ForeignFile:
-        """The problem file."""
+        """The problem file, which defines the op."""
         found: ForeignFile = self.source.file
         return found
 

@@ -18,7 +18,7 @@ from .program import SandboxedProgram
 
 @dataclass
 class SharedSandbox:
-    """A running sandbox. ``watch``: over its GPU, None on a CPU."""
+    """A running sandbox. ``watch``: observes the sandbox's GPU, None on a CPU."""
 
     program: SandboxedProgram
     op: Op
