@@ -53,7 +53,7 @@ class GroupedMmExperts(DequantizedExperts):
         return dict(TILE)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """The preference is 0.05 above that of Triton's grouped product."""
+        """The preference is 0.05 above that of DequantizedExperts, whose product is Triton's."""
         return super().preference(problem, device) + 0.05
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
