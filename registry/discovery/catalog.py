@@ -282,7 +282,7 @@ class Catalog:
                 try:
                     check_implementation_of(op, implementation, found, owners, hook)
                 except InvalidDefinitionError as fault:
-                    self._faults.of(plugin, fault.message, fault)
+                    self._faults.of(plugin, told(fault), fault)
                 else:
                     yield implementation
 

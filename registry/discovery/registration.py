@@ -67,15 +67,26 @@ def check_implementation_of(
     """Raise InvalidDefinitionError unless ``implementation`` is one of ``op``, of a free ``plugin.variant`` name.
 
     ``known`` are the op's implementations so far; ``others`` the names of other plugins, which the name must not begin
-    with; ``hook`` returned the implementation. The message ends with the line of its class, or else of the hook.
+    with; ``hook`` returned the implementation. The error ends with the line of its class, or else of the hook.
     """
-    if fault := _misfit(op, implementation, known, others):
-        place = at_class(implementation if isinstance(implementation, type) else type(implementation))
-        place = place or ("" if hook is None else at(hook))
-        raise InvalidDefinitionError(f"its implementations of {op.name}: {fault}{place}")
+    where = f"its implementations of {op.name}"
+    if fault := _misfit(op, implementation, known):
+        raise InvalidDefinitionError(f"{where}: {fault}{_place(implementation, hook)}")
+    holder, _, variant = implementation.name.partition(".")
+    if holder in others:
+        raise InvalidDefinitionError(
+            f"{where}: {implementation.name!r} bears the name of another plugin, {holder!r}",
+            hint=f"begin it with a name of your own, e.g. 'own.{variant}'{_place(implementation, hook)}",
+        )
 
 
-def _misfit(op: Op, implementation: Any, known: Mapping[str, Implementation], others: Collection[str]) -> str:
+def _place(implementation: Any, hook: Hook | None) -> str:
+    """`` (kernels.py:12)`` of an implementation's class, or else of the hook that returned it."""
+    kind = implementation if isinstance(implementation, type) else type(implementation)
+    return at_class(kind) or ("" if hook is None else at(hook))
+
+
+def _misfit(op: Op, implementation: Any, known: Mapping[str, Implementation]) -> str:
     """Why an object is no implementation of ``op`` by a free name; "" if it is one."""
     if isinstance(implementation, type) and issubclass(implementation, Implementation):
         return f"{implementation.__name__} is a class, expected an instance of it"
@@ -86,16 +97,14 @@ def _misfit(op: Op, implementation: Any, known: Mapping[str, Implementation], ot
         return f"{shown}.op is {getattr(implementation, 'op', None)!r}, expected {op.name!r}"
     if isinstance(implementation.preloads, str):
         return f"{shown}.preloads is a text, expected a tuple, ({implementation.preloads!r},)"
-    return _misnamed(implementation, known, others)
+    return _misnamed(implementation, known)
 
 
-def _misnamed(implementation: Implementation, known: Mapping[str, Implementation], others: Collection[str]) -> str:
+def _misnamed(implementation: Implementation, known: Mapping[str, Implementation]) -> str:
     """Why an implementation may not have its name; "" if it may."""
     shown, name = type(implementation).__name__, getattr(implementation, "name", None)
     if not isinstance(name, str) or not _NAME.match(name):
         return f"{shown}.name is {name!r}, expected plugin.variant, e.g. 'acme.row'"
     if name in known:
         return f"the name {name!r} is taken by {known[name]!r}; the later one is refused"
-    if name.split(".")[0] in others:
-        return f"{name!r} bears the name of another plugin, {name.split('.')[0]!r}"
     return ""

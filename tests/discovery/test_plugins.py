@@ -235,6 +235,7 @@ def test_nobody_may_use_another_plugins_name(site: Any) -> None:
     with pytest.warns(PluginWarning) as said:
         assert _names(catalog, "softmax") == ["good.one", "good.two"]
     assert "'good.mine' bears the name of another plugin, 'good'" in str(said[0].message)
+    assert "'good'; begin it with a name of your own, e.g. 'own.mine' (site/zeta_plugin.py:" in str(said[0].message)
     assert "the name 'good.two' is taken by <Made good.two of softmax>" in str(said[1].message)
 
 
