@@ -15,7 +15,7 @@ WITH_GPU = ("winners_in_use", "against_peers", "llama_block", "hammer")
 
 
 def main() -> int:
-    """Run them; the exit code is the worst of theirs."""
+    """Run the benchmarks one after another; returns the largest of their exit codes."""
     names = [*ALWAYS, *(WITH_GPU if torch.cuda.is_available() else ())]
     codes = [subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=False).returncode for name in names]
     return max(codes)

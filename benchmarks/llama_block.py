@@ -138,7 +138,7 @@ def _rotated(x: Tensor, places: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Layers:
-    """The same layer three times: through the registry, in torch, and in torch in float64 on the exact weights."""
+    """One layer in three forms: through the registry, in torch, and in torch in float64 on the exact weights."""
 
     registered: Layer
     plain: Layer

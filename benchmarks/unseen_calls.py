@@ -138,7 +138,7 @@ def called_before(problem: Problem, op: Op, seen: Sequence[Problem], own: Sequen
 
 
 def _warm(calls: Calls, op: Op, near: Sequence[Problem], device: Device) -> Call:
-    """Call those problems with the same weights."""
+    """A call that runs the op at each problem of ``near``, with the weights among the values that it is given."""
     each: list[Callable[..., Any]] = [calls.neighbour(_inputs(op, one, device, 3)) for one in near]
 
     def warm(*values: Any) -> None:

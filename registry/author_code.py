@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -13,6 +14,8 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 _OURS = f"{Path(__file__).parent}{os.sep}"
+_PYTHONS = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_PACKAGES = ("site-packages", "dist-packages")
 _WRAPPED = ("func", "__func__", "fget", "fn", "__wrapped__")
 _KERNEL_FILES = frozenset({".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh"})
 
@@ -38,11 +41,19 @@ def at(thing: Any) -> str:
     return _behind(where_defined(thing))
 
 
+def at_class(definition: type) -> str:
+    """`` (kernels.py:12)`` of an author's class; "" for one of this package, of Python's, or of an unknown file."""
+    return "" if _file_of(definition).startswith(_OURS) else at(definition)
+
+
 def at_method(owner: object, name: str, fault: BaseException | None = None) -> str:
     """`` (kernels.py:12)`` of method ``name`` of ``owner``, or of the line in it that raised ``fault``.
 
-    A method that the class inherits from this package is not the author's: then it is the place of the class.
+    A method that the class inherits from this package is not the author's: then it is the place of the class. "" if the
+    message of ``fault`` names a line of the class's file already.
     """
+    if fault is not None and any(shown(file, 0).removesuffix("0") in str(fault) for file in _author_files(owner)):
+        return ""
     if fault is not None and (line := where_raised(fault, owner)):
         return line
     method = getattr(owner, name, None)
@@ -75,18 +86,40 @@ def where_raised(fault: BaseException, *owners: object) -> str:
 
     "" if the fault passed through none of these files, or if its message names the line already.
     """
-    files = {file for owner in owners for file in _defining_files(owner) if not file.startswith(_OURS)}
+    files = {file for owner in owners for file in _author_files(owner)}
     lines = [frame for frame in traceback.extract_tb(fault.__traceback__) if frame.filename in files]
     place = shown(lines[-1].filename, lines[-1].lineno or 0) if lines else ""
     return "" if place in str(fault) else _behind(place)
+
+
+def author_frame(fault: BaseException) -> traceback.FrameSummary | None:
+    """The innermost frame of a fault in a file of neither this package, Python's library nor torch; None without one.
+
+    A definition is the author's line also where its check, or ``dataclasses.replace``, is what raises.
+    """
+    torch_file = getattr(sys.modules.get("torch"), "__file__", None)
+    others = (_OURS, "<", *([f"{Path(torch_file).parent}{os.sep}"] if torch_file else []))
+    for frame in reversed(traceback.extract_tb(fault.__traceback__)):
+        in_library = frame.filename.startswith(_PYTHONS) and not any(name in frame.filename for name in _PACKAGES)
+        if not in_library and not frame.filename.startswith(others):
+            return frame
+    return None
+
+
+def _author_files(owner: object) -> Iterable[str]:
+    return (file for file in _defining_files(owner) if not file.startswith(_OURS))
 
 
 def _defining_files(owner: object) -> Iterable[str]:
     if (code := _code(owner)) is not None:
         yield code.co_filename
     else:
-        for each in type(owner).__mro__:
-            yield getattr(sys.modules.get(each.__module__), "__file__", None) or _OURS
+        yield from map(_file_of, type(owner).__mro__)
+
+
+def _file_of(definition: type) -> str:
+    """The file of a class's module; for a class without a file the folder of this package."""
+    return getattr(sys.modules.get(definition.__module__), "__file__", None) or _OURS
 
 
 def where_written(text: str, line: int, modules: Iterable[ModuleType]) -> str:

@@ -75,7 +75,7 @@ class Space:
 
     @property
     def product(self) -> int:
-        """Points before constraints."""
+        """The number of points before constraints."""
         return math.prod(len(values) for values in self.domains.values())
 
     @cached_property

@@ -56,6 +56,7 @@ class Mine(CppImplementation):
     def launch(self, problem, config, device):
         return Launch(KERNEL, (1,), ("y", "x", problem.n))
 """
+PREFERRED = "    def preference(self, problem, device):\n        return 99.0\n"
 TAIL = """
 
 @registry.implements("square")
@@ -101,6 +102,14 @@ ANSWERS = {
     "None": (UNSUPPORTED, "return None", "unsupported() returned None, " + EXPECTED, "def unsupported"),
     "True": (UNSUPPORTED, "return True", "unsupported() returned True, " + EXPECTED, "def unsupported"),
     "numbers": (UNSUPPORTED, "yield 7", "unsupported() returned [7], " + EXPECTED, "def unsupported"),
+    "empty": (UNSUPPORTED, "yield ''", "unsupported() returned [''], " + EXPECTED, "def unsupported"),
+    "mapping": (SPACE, "return {'B': [1]}", "space() returned {'B': [1]}, expected a Space, e.g. Space(", "def space"),
+    "no space": (SPACE, "return None", "space() returned None, expected a Space, e.g. Space(", "def space"),
+    "fault": (SPACE, "return Space(B=[problem.m])", "space() raised AttributeError:", "[problem.m]"),
+    "division": (
+        SPACE, 'return Space(B=[1]).require("odd", lambda c: 1 / 0)',
+        "space: the constraint 'odd' raised ZeroDivisionError: division by zero (", "1 / 0",
+    ),
     "raises": (UNSUPPORTED, "return [problem.cols]", "unsupported() raised AttributeError:", "[problem.cols]"),
     "dtype": (SPACE, "return Space(ACC=[torch.float32])", "holds torch.float32, a torch.dtype", "Space(ACC"),
     "function": (SPACE, "return Space(ACT=[len])", "holds <built-in function len>", "Space(ACT"),
@@ -130,6 +139,7 @@ def test_a_wrong_answer_is_told_with_its_line_and_takes_out_only_itself(
     assert message in told
     assert line in told
     assert "(2 problems)" in told
+    assert told.count(f"{file.name}:") == 1
     dispatcher, x = Dispatcher(catalog, database=str(tmp_path / "tuning.db")), torch.randn(1000)
     with pytest.warns(DispatchWarning, match=re.escape(message)) as warned:
         torch.testing.assert_close(dispatcher.call("square", x), x * x)
@@ -301,6 +311,126 @@ def test_a_call_tells_of_a_run_that_leaves_its_outputs_unwritten(
         own.call("square", torch.ones(8))
     assert line_of(file, "def bind") in str(raised.value)
     assert remedy in str(raised.value)
+
+
+REMEDIES = {
+    "grid": ("(1,)", "(0,)", "so that nothing runs, although the outputs are not empty", "use -(-size // block)"),
+    "kernel": ("Launch(KERNEL", "Launch(print", "the kernel is a builtin_function_or_method", "expected CppKernel("),
+    "argument": ('"x"', '"xs"', "unknown argument 'xs' of kernel square", "did you mean x?"),
+}
+
+
+@pytest.mark.parametrize(("right", "slip", "message", "remedy"), REMEDIES.values(), ids=list(REMEDIES))
+def test_the_warning_of_a_call_that_puts_an_implementation_aside_has_the_remedy(
+    tmp_path: Path, right: str, slip: str, message: str, remedy: str
+) -> None:
+    catalog, _, file = stranger(tmp_path, CPP.replace(right, slip) + PREFERRED)
+    own, x = Dispatcher(catalog, database=str(tmp_path / "tuning.db")), torch.randn(1000)
+    with pytest.warns(DispatchWarning, match=rf"{re.escape(message)}.* \(.*{re.escape(remedy)}.*\)$") as warned:
+        torch.testing.assert_close(own.call("square", x), x * x)
+    (warning,) = warned
+    assert line_of(file, "return Launch") in str(warning.message)
+    assert "\n" not in str(warning.message)
+
+
+RUNS = {
+    "none": (
+        "return run",
+        "",
+        "bind() returned None, expected a function of (outputs, arguments, scratch)",
+        "def bind",
+    ),
+    "text": ("return run", "return 'run'", "bind() returned 'run', expected a function of (outputs", "def bind"),
+    "few": ("arguments, scratch)", "arguments)", "bind() returned run(outputs, arguments), expected a fun", "def run"),
+    "many": ("scratch)", "scratch, stream)", "returned run(outputs, arguments, scratch, stream), expec", "def run"),
+    "named": ("scratch)", "scratch, *, stream)", "returned run(outputs, arguments, scratch, *, stream)", "def run"),
+}
+
+
+@pytest.mark.parametrize(("right", "slip", "message", "place"), RUNS.values(), ids=list(RUNS))
+def test_a_bind_that_returns_no_run_is_told_with_its_line(
+    tmp_path: Path, right: str, slip: str, message: str, place: str
+) -> None:
+    catalog, implementation, file = stranger(tmp_path, PYTHON.replace(right, slip))
+    told = checked(implementation)
+    assert message in told
+    assert f"{line_of(file, place)}) (8 problems)" in told
+    own, x = Dispatcher(catalog, database=str(tmp_path / "tuning.db")), torch.randn(1000)
+    with pytest.warns(DispatchWarning, match=re.escape(message)) as warned:
+        torch.testing.assert_close(own.call("square", x), x * x)
+    assert line_of(file, place) in str(warned[0].message)
+
+
+@pytest.mark.parametrize("parameters", ["*given", "outputs, arguments, scratch=()", "outputs, arguments, *scratch"])
+def test_a_run_may_have_any_parameters_that_take_three_values(tmp_path: Path, parameters: str) -> None:
+    body = PYTHON.replace("outputs, arguments, scratch", parameters)
+    body = (
+        body.replace("torch.mul", "outputs, arguments = given[:2]\n            torch.mul") if "given" in body else body
+    )
+    _, implementation, _ = stranger(tmp_path, body)
+    assert check_implementation(implementation, SQUARE, problems=[PROBLEM], device="cpu").ok
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("[arguments[0] ** 2]", "y is a list, expected a plain torch.Tensor"),
+        ("3.0", "y is a float, expected a plain torch.Tensor"),
+        ("arguments[0][1:] ** 2", "y has shape (999,), expected (1000,)"),
+    ],
+)
+def test_outputs_of_another_form_are_one_fault(tmp_path: Path, returned: str, message: str) -> None:
+    body = PYTHON.replace("torch.mul(arguments[0], arguments[0], out=outputs[0])", f"return {returned}")
+    _, implementation, _ = stranger(tmp_path, body.replace("\n    def ", "\n    returns_outputs = True\n    def ", 1))
+    told = checked(implementation)
+    assert message in told
+    assert told.count("failed: ") == 1
+
+
+OPERATION = """
+import registry
+from dataclasses import replace
+from registry.contracts import SQUARE
+
+def posed(arguments):
+    return {"n": arguments.tensor("x").shape[1], "dtype": "float32"}
+
+def with_attribute(arguments):
+    return {"n": arguments.tensor("x").numel, "dtype": "float32"}
+
+COLUMN = replace(SQUARE, name="kernels::column", schema="kernels::column(Tensor x) -> Tensor y", problem=posed)
+SCALED = replace(
+    SQUARE, name="kernels::scaled", schema="kernels::scaled(Tensor x, int times) -> Tensor y", problem=with_attribute,
+    reference=lambda x, times: x * times, backward=None, inputs=lambda *given: (*SQUARE.inputs(*given), 2),
+)
+
+@registry.defines
+def ops():
+    return [COLUMN, SCALED]
+"""
+
+
+def test_a_call_that_an_op_cannot_pose_is_told_with_op_line_and_arguments(tmp_path: Path) -> None:
+    file, catalog = tmp_path / "kernels.py", Catalog()
+    file.write_text(OPERATION)
+    catalog.load_file(file)
+    own = Dispatcher(catalog, database=str(tmp_path / "tuning.db"))
+    with pytest.raises(
+        registry.InvalidArgumentError, match=r"column: problem\(\) raised IndexError: tuple ind"
+    ) as raised:
+        own.call("kernels::column", torch.ones(2))
+    assert line_of(file, "shape[1]") in raised.value.message
+    assert raised.value.hint == "the arguments are x: [2]: does the op accept them?"
+    for number in (2**70, -(2**63) - 1):
+        with pytest.raises(registry.InvalidArgumentError, match=f"scaled: times is {number}, expected an int of 64"):
+            own.call("kernels::scaled", torch.ones(2), number)
+    assert own.call("kernels::scaled", torch.ones(2), 2**62).tolist() == [2.0**62] * 2
+
+
+@pytest.mark.skipif(bool(nvrtc.missing()), reason="no NVRTC")
+def test_what_nvrtc_tells_ends_without_a_null() -> None:
+    source = nvrtc.Source("", "k", {}, "sm_90")
+    assert str(nvrtc._refused(source, "compilation log:\nk.cu(1): error: no\n\0")).endswith("k.cu(1): error: no")
 
 
 def test_an_op_that_nobody_implements_says_how_to_add_an_implementation(

@@ -181,7 +181,7 @@ def _by_number(identities: Iterable[_Identity]) -> dict[int, _Identity]:
 
 
 def _new(identities: Iterable[_Identity], known: Mapping[int, object]) -> dict[int, _Identity]:
-    """Those of the identities, by number, whose numbers are not in ``known``."""
+    """The identities whose numbers are not in ``known``, by number."""
     return {place: identity for place, identity in _by_number(identities).items() if place not in known}
 
 

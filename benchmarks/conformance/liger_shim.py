@@ -43,7 +43,7 @@ def _rms_norm(x: Any, weight: Any, eps: float, offset: float = 0.0, *_: Any) -> 
 
 
 def _fused_add_rms_norm(x: Any, residual: Any, weight: Any, eps: float, offset: float = 0.0, *_: Any) -> Any:
-    """As the op's documentation says for training: the sum, and its norm."""
+    """The sum and its norm, by the ops that the documentation of fused_add_rms_norm names for training."""
     total = ours("vector_add", x, residual)
     return ours("rms_norm", total, weight, eps, offset=offset), total
 

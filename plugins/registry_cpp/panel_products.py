@@ -54,7 +54,7 @@ class PanelWeight(ABC):
 
     @abstractmethod
     def prepare(self, name: str, values: tuple[Any, ...], problem: Problem) -> torch.Tensor:
-        """One prepared tensor."""
+        """The prepared tensor ``name``, made from the values of its arguments."""
 
     @abstractmethod
     def arguments(self, problem: Problem) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ class PanelProduct(CppImplementation):
         return {}
 
     def flags(self) -> tuple[str, ...]:
-        """More compiler flags."""
+        """Compiler flags besides those of every kernel."""
         return ()
 
 

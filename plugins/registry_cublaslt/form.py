@@ -99,14 +99,14 @@ def common_reasons(problem: Problem, device: Device) -> Iterator[str]:
 
 
 def linear_reasons(problem: Problem, device: Device) -> Iterator[str]:
-    """Why it cannot run a problem of linear."""
+    """Reasons why cuBLASLt cannot run a problem of linear."""
     yield from common_reasons(problem, device)
     if problem.dtype not in _DTYPES:
         yield f"dtype is {problem.dtype}, expected {', '.join(_DTYPES)}"
 
 
 def float8_reasons(problem: Problem, device: Device) -> Iterator[str]:
-    """Why it cannot run a problem of scaled_mm as float8."""
+    """Reasons why cuBLASLt cannot run a problem of scaled_mm as float8."""
     yield from common_reasons(problem, device)
     if problem.dtype != "float8_e4m3fn":
         yield f"dtype is {problem.dtype}, expected float8_e4m3fn"
@@ -131,7 +131,7 @@ def float8_reasons(problem: Problem, device: Device) -> Iterator[str]:
 
 
 def int8_reasons(problem: Problem, device: Device) -> Iterator[str]:
-    """Why it cannot run a problem of scaled_mm as int8."""
+    """Reasons why cuBLASLt cannot run a problem of scaled_mm as int8."""
     yield from common_reasons(problem, device)
     if problem.dtype != "int8":
         yield f"dtype is {problem.dtype}, expected int8"

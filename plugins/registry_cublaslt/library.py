@@ -34,7 +34,7 @@ def cublas_version() -> tuple[int, ...]:
 
 @cache
 def binding() -> Any:
-    """``nvmath.bindings.cublasLt``."""
+    """The module ``nvmath.bindings.cublasLt``, imported at the first call."""
     return importlib.import_module("nvmath.bindings.cublasLt")
 
 

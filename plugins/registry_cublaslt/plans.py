@@ -67,7 +67,7 @@ class LtOperation:
         self.point(tuple(_SOMEWHERE for _ in self._attributes))
 
     def point(self, pointers: tuple[int, ...]) -> None:
-        """Let it read scales and bias from other addresses."""
+        """Set the addresses from which the product reads scales and bias."""
         for attribute, word, pointer in zip(self._attributes, self._words, pointers, strict=True):
             word.array[0] = pointer
             self._set(self.value, attribute, word.address, word.nbytes)

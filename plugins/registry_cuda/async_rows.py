@@ -28,7 +28,7 @@ _KEPT = 1024
 class AsyncRows(CudaImplementation):
     """A row in shared memory: threads copy it asynchronously, and it is read from memory once.
 
-    Rows need not begin at a multiple of 16 bytes: the vectors that they share with their neighbours are taken apart.
+    Rows need not begin at a multiple of 16 bytes: a vector that two rows share is read for each of them.
     From compute capability 9.0 on the blocks of a cluster may share a row; they store their part of its result in one
     another's memory, and wait for these alone. (On an H200 softmax by the copy engine and barriers of the cluster took
     1.14 of its time, and by blocks that stay and go through several rows 1.1 to 1.4.)

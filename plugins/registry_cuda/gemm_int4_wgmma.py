@@ -256,17 +256,17 @@ def _live_registers(config: Config) -> int:
 
 
 def _warpgroups(config: Config) -> int:
-    """Those that multiply."""
+    """The number of a block's warpgroups that multiply."""
     return int(config["groups"] * config["along_k"])
 
 
 def _threads(config: Config) -> int:
-    """Warpgroups that multiply, and the warps that copy, four or two."""
+    """Threads of a block: warpgroups that multiply, and four or two warps that copy."""
     return _warpgroups(config) * _WARPGROUP + (4 if config["resident"] == 1 else 2) * _WARP
 
 
 def _registers(config: Config) -> int:
-    """Those of a thread that multiplies."""
+    """The registers of each thread that multiplies."""
     if _warpgroups(config) == 2 and config["resident"] == 1:
         return _TAKEN_REGISTERS
     return int(min(_MOST_REGISTERS, _REGISTER_FILE // (config["resident"] * _threads(config)) // 8 * 8))

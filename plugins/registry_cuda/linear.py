@@ -14,11 +14,11 @@ class WgmmaLinear(WgmmaGemm):
     operands = ("x", "weight")
 
     def scales(self, problem: Problem) -> str:
-        """None."""
+        """The kind of scales: none."""
         return ""
 
     def output(self, problem: Problem) -> str:
-        """That of x."""
+        """The dtype of y, which is that of x."""
         return str(problem.dtype)
 
     def preference(self, problem: Problem, device: Device) -> float:

@@ -117,7 +117,7 @@ def _needs(problem: Problem) -> dict[str, bool]:
 
 
 def _blocks(problem: Problem, config: Config, device: Device) -> int:
-    """As many as stay on the device, at most one a row; one if there are no rows."""
+    """The number of blocks: as many as the device holds at once, at most one a row; 1 if there are no rows."""
     return int(max(1, min(problem.rows, config["blocks"] * max(device.multiprocessors, 1))))
 
 

@@ -124,14 +124,14 @@ class WgmmaPacked(CudaImplementation):
         return {}
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Bind in a process that has a context: tensor maps are made in one."""
+        """Bind after CUDA is initialised in this process: tensor maps need a context."""
         torch.cuda.init()
         return super().bind(problem, config, device, built)
 
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:
-        """As ``bind``."""
+        """Bind loaded kernels after CUDA is initialised in this process: tensor maps need a context."""
         torch.cuda.init()
         return super().bind_loaded(problem, config, device, signature, like)
 
@@ -285,12 +285,12 @@ def _gives(config: Config) -> bool:
 
 
 def _threads(config: Config) -> int:
-    """Warpgroups that multiply, and the warp or warpgroup that copies."""
+    """Threads of a block: warpgroups that multiply, and the warp or warpgroup that copies."""
     return int(config["warpgroups"] * _WARPGROUP + (_WARPGROUP if _gives(config) else _WARP))
 
 
 def _registers(config: Config) -> int:
-    """Those of a thread that multiplies."""
+    """The registers of each thread that multiplies."""
     if _gives(config):
         return _TAKEN_REGISTERS
     return int(min(_MOST_REGISTERS, _REGISTER_FILE // (config["resident"] * _threads(config)) // 8 * 8))

@@ -14,11 +14,11 @@ class WgmmaScaledMm(WgmmaGemm):
     operands = ("a", "b")
 
     def scales(self, problem: Problem) -> str:
-        """As the op names them."""
+        """The kind of scales by the op's name for it, such as ``"row"`` or ``"block"``."""
         return str(problem.scales)
 
     def output(self, problem: Problem) -> str:
-        """``out_dtype``."""
+        """The dtype of the output, the problem's ``out_dtype``."""
         return str(problem.out_dtype)
 
     def preference(self, problem: Problem, device: Device) -> float:

@@ -92,14 +92,14 @@ class WgmmaGemm(CudaImplementation):
         return _fastest(self.space(problem, device), _GemmSize(whole_tiles, problem.n, steps, sums), device)
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Bind in a process that has a context: tensor maps are made in one."""
+        """Bind after CUDA is initialised in this process: tensor maps need a context."""
         torch.cuda.init()
         return super().bind(problem, config, device, built)
 
     def bind_loaded(
         self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
     ) -> Run | None:
-        """As ``bind``."""
+        """Bind loaded kernels after CUDA is initialised in this process: tensor maps need a context."""
         torch.cuda.init()
         return super().bind_loaded(problem, config, device, signature, like)
 

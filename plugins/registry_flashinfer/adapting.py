@@ -92,14 +92,14 @@ def general_reasons(problem: Problem, device: Device) -> Iterator[str]:
 
 
 def compiled_reasons(problem: Problem, device: Device) -> Iterator[str]:
-    """As ``general_reasons``, for kernels that need a compiler."""
+    """Reasons of ``general_reasons``, and a missing compiler of kernels that are not compiled yet."""
     yield from general_reasons(problem, device)
     if not _has_kernels():
         yield "its kernels are compiled by nvcc, which is not found, and flashinfer-jit-cache is not installed"
 
 
 def norm_reasons(problem: Problem, device: Device) -> Iterator[str]:
-    """As ``general_reasons``, for norms: these compile themselves where NVIDIA's CuTe DSL is installed."""
+    """Reasons of ``general_reasons``, and a missing compiler of norms: NVIDIA's CuTe DSL or nvcc."""
     yield from general_reasons(problem, device)
     if not installed_version("nvidia-cutlass-dsl") and not _has_kernels():
         yield "its norms are compiled by nvidia-cutlass-dsl or nvcc, and neither is found"

@@ -106,7 +106,7 @@ class _Humming(Implementation):
         return (*super().sources(), f"{LIBRARY} {library_version()}")
 
     def compiler_environment(self) -> Mapping[str, str]:
-        """What the library's compiler obeys."""
+        """The environment variables that the library's compiler reads."""
         return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
 

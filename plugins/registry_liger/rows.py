@@ -49,7 +49,7 @@ def layout_reasons(problem: Problem, _device: Device) -> Iterator[str]:
 
 
 def row_reasons(problem: Problem, device: Device) -> Iterator[str]:
-    """As ``layout_reasons``, and rows that are too long."""
+    """Reasons of ``layout_reasons``, and rows of more elements than Liger's kernels have in a block."""
     yield from layout_reasons(problem, device)
     if problem.cols > _MOST_COLUMNS:
         yield f"a row of {problem.cols} elements is no block of its kernels (limit {_MOST_COLUMNS})"

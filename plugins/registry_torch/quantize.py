@@ -22,7 +22,7 @@ _LEAST_SCALE = 2.0**-126
 def quantized(
     x: torch.Tensor, out_dtype: str, group_size: int, scale: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Levels and scales; the quotient in fp32."""
+    """Levels of ``x`` in ``out_dtype``, and the given scale, or those of rows or groups; quotients are in float32."""
     most = 127.0 if out_dtype == "int8" else 448.0
     wide, k = x.float(), x.shape[-1]
     if scale is not None:

@@ -40,7 +40,7 @@ class RowQuantize(TritonImplementation):
             yield f"a row of {problem.k} does not fit in registers (limit {_LONGEST})"
 
     def space(self, problem: Problem, device: Device) -> Space:
-        """Warps."""
+        """The number of warps, the only parameter."""
         return _space(self.block(problem), device)
 
     def default(self, problem: Problem, device: Device) -> Config:

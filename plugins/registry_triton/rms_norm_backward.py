@@ -148,7 +148,7 @@ class ColumnsRmsNormBackward(TritonImplementation):
         yield from rows.pass_reasons(problem)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """Behind one pass: it reads everything twice."""
+        """Below the form of one pass, since two passes read x and the gradient twice."""
         return 1.0
 
     def space(self, problem: Problem, device: Device) -> Space:

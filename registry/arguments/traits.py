@@ -185,7 +185,7 @@ class OrdinaryTraits(FamilyTraits):
     __slots__ = ()
 
     def layout(self, name: str) -> MatrixLayout:
-        """Row-major."""
+        """The layout of a tensor, which is ``"row-major"`` for every tensor of such a family."""
         self._of(name)
         return "row-major"
 

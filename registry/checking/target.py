@@ -58,7 +58,7 @@ def opened(target: str) -> tuple[Catalog, PluginReport]:
 
 
 def _is_sole(report: PluginReport, known: dict[str, PluginReport], wanted: str) -> bool:
-    """False for a plugin that shares the distribution named ``wanted`` with others: which one is not said."""
+    """False if ``wanted`` names a distribution of several plugins, so that the name does not tell which is meant."""
     others = [each for each in known.values() if _plain(each.distribution) == wanted]
     return len(others) <= 1 or wanted != _plain(report.distribution)
 

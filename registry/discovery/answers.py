@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Iterable, Mapping
-from types import GeneratorType
+from inspect import CO_VARARGS, signature
+from types import FunctionType, GeneratorType, MethodType
 from typing import Any
 
 from ..author_code import at, at_method
 from ..contract import Op
 from ..device import Device
-from ..errors import UnsupportedError, WrongAnswerError
-from ..implementation import Implementation
+from ..errors import InvalidDefinitionError, UnsupportedError, WrongAnswerError
+from ..implementation import Implementation, Run
 from ..problem import Problem
 from ..space import Config, Space
 
@@ -43,10 +45,38 @@ def refusals(implementation: Implementation, problem: Problem, device: Device) -
         reasons = None
     if reasons == ():
         return reasons
-    if reasons is None or not all(isinstance(reason, str) for reason in reasons):
+    if reasons is None or not all(isinstance(reason, str) and reason.strip() for reason in reasons):
         shown = given if reasons is None else list(reasons)
-        raise _wrong(implementation, "unsupported", shown, "reasons: yield each as a text, and nothing where it runs")
+        expected = "reasons: yield each as a text that is not empty, and nothing where it runs"
+        raise _wrong(implementation, "unsupported", shown, expected)
     return reasons
+
+
+def space_of(implementation: Implementation, problem: Problem, device: Device) -> Space:
+    """The space of an implementation. Raises WrongAnswerError if it is no Space, and the exceptions of ``space``."""
+    given: Any = implementation.space(problem, device)
+    if not isinstance(given, Space):
+        raise _wrong(implementation, "space", given, "a Space, e.g. Space(BLOCK=[128, 256])")
+    return given
+
+
+def checked_run(implementation: Implementation, run: Any) -> Run:
+    """``run``, which ``bind`` returned. Raises WrongAnswerError unless it takes outputs, arguments and scratch."""
+    if not callable(run):
+        raise _wrong(implementation, "bind", run, "a function of (outputs, arguments, scratch)")
+    function = run.__func__ if isinstance(run, MethodType) else run
+    if isinstance(function, FunctionType) and not _takes(function, 4 if isinstance(run, MethodType) else 3):
+        told = f"{implementation.name}: bind() returned {function.__name__}{signature(run)}"
+        raise WrongAnswerError(f"{told}, expected a function of (outputs, arguments, scratch){at(function)}")
+    return run  # type: ignore[no-any-return]
+
+
+def _takes(function: FunctionType, count: int) -> bool:
+    """Whether a function can be called with so many arguments by position, and none by name."""
+    code = function.__code__
+    fewest = code.co_argcount - len(function.__defaults__ or ())
+    named = code.co_kwonlyargcount > len(function.__kwdefaults__ or {})
+    return not named and fewest <= count and (count <= code.co_argcount or bool(code.co_flags & CO_VARARGS))
 
 
 def default_config(implementation: Implementation, problem: Problem, device: Device) -> Config:
@@ -55,7 +85,7 @@ def default_config(implementation: Implementation, problem: Problem, device: Dev
     Raises UnsupportedError when no configuration of its space is valid, WrongAnswerError when ``default`` returns no
     point of the space, and the exceptions of ``space`` and ``default``.
     """
-    space = implementation.space(problem, device)
+    space = space_of(implementation, problem, device)
     try:
         given = implementation.default(problem, device)
     except Exception:
@@ -100,11 +130,23 @@ def no_implementation(op: Op) -> str:
 
 
 def fault_text(implementation: Implementation, question: str, fault: BaseException) -> str:
-    """The exception of ``question``, a method of an implementation, as text with the line of its code."""
+    """The exception of ``question``, a method of an implementation, as text with the line of its code.
+
+    A fault that ``space`` raised is told as its own where ``default`` was asked; one of a Space names itself.
+    """
     if isinstance(fault, WrongAnswerError | UnsupportedError):
         return fault.message
+    if question == "default" and _went_through(fault, type(implementation).space):
+        question = "space"
     place = at_method(implementation, question, fault)
+    if isinstance(fault, InvalidDefinitionError):
+        return f"{implementation.name}: {fault.message}{fault.hint and f' ({fault.hint})'}{place}"
     return f"{implementation.name}: {question}() raised {type(fault).__name__}: {fault}{place}"
+
+
+def _went_through(fault: BaseException, function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return any(frame.f_code is code for frame, _ in traceback.walk_tb(fault.__traceback__))
 
 
 def _wrong(implementation: Implementation, question: str, given: Any, expected: str) -> WrongAnswerError:

@@ -12,15 +12,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ..author_code import at
 from ..contract import Op
 from ..device import installed_version
 from ..errors import InvalidDefinitionError, PluginError, RegistryError, UnknownNameError
 from ..forking import renewed_in_child
 from ..implementation import Implementation
 from .backward_check import check_backward_ops
-from .hooks import DEFINES, PROJECT, defines
+from .hooks import DEFINES, PROJECT, defines, hook_of
 from .inventory import Inventory
-from .loading import GUARDED, LACKS, attach, called, describe, import_file, missing_package
+from .loading import GUARDED, LACKS, at_hook, attach, called, import_file, missing_package, told
 from .plugin import DISTRIBUTION, Faults, Hook, Permissions, Plugin, PluginReport
 from .registration import check_implementation_of
 
@@ -210,7 +211,7 @@ class Catalog:
             try:
                 attach(plugin, entry_point.load, self._inventory.manager, api_optional=False)
             except GUARDED as fault:
-                self._faults.of(plugin, fault.message if isinstance(fault, RegistryError) else describe(fault), fault)
+                self._faults.of(plugin, told(fault), fault)
         for text in self._permissions.misnamed(taken):
             self._faults.add(text)
 
@@ -218,9 +219,10 @@ class Catalog:
         for hook in plugin.hooks.get(DEFINES, ()):
             for op in self._called(plugin, hook, "its ops"):
                 try:
-                    self._inventory.add_op(plugin, op)
+                    with at_hook(hook):
+                        self._inventory.add_op(plugin, op)
                 except InvalidDefinitionError as fault:
-                    self._faults.of(plugin, fault.message, fault)
+                    self._faults.of(plugin, told(fault), fault)
 
     def _check_backward_ops(self, plugin: Plugin) -> None:
         for name in list(plugin.ops):
@@ -235,7 +237,7 @@ class Catalog:
             return called(hook, what)
         except InvalidDefinitionError as fault:
             lacking = missing_package(fault.__cause__)
-            text = f"{LACKS} {lacking}, which is not installed" if lacking else fault.message
+            text = f"{LACKS} {lacking}, which is not installed" if lacking else told(fault)
             if text not in plugin.faults:  # a missing package is a fault of every op's hook: report it once
                 self._faults.of(plugin, text, fault.__cause__)
             return ()
@@ -244,7 +246,9 @@ class Catalog:
         for op in self._inventory.inactive(plugin):
             near = difflib.get_close_matches(op, self._inventory.ops, n=1, cutoff=0.85)
             if near:
-                self._faults.of(plugin, f"it implements {op!r}, which nobody defines; did you mean {near[0]!r}?")
+                place = at(plugin.hooks[hook_of(op)][0])
+                text = f"it implements {op!r}, which nobody defines; did you mean {near[0]!r}?{place}"
+                self._faults.of(plugin, text)
 
     # --- implementations
 
@@ -276,9 +280,9 @@ class Catalog:
         for hook in plugin.hooks.get(op.hook, ()):
             for implementation in self._called(plugin, hook, f"its implementations of {op.name}"):
                 try:
-                    check_implementation_of(op, implementation, found, owners)
+                    check_implementation_of(op, implementation, found, owners, hook)
                 except InvalidDefinitionError as fault:
-                    self._faults.of(plugin, fault.message, fault)
+                    self._faults.of(plugin, told(fault), fault)
                 else:
                     yield implementation
 
@@ -301,14 +305,17 @@ class Catalog:
         inventory = self._inventory
         for hook in plugin.hooks.get(DEFINES, ()):
             for op in called(hook, "its ops"):
-                inventory.add_op(plugin, op)
+                with at_hook(hook):
+                    inventory.add_op(plugin, op)
         check_backward_ops([inventory.ops[name] for name in plugin.ops], inventory.ops)
         for name in inventory.inactive(plugin):
-            raise UnknownNameError("op", name, inventory.ops)
+            hook = plugin.hooks[hook_of(name)][0]
+            unknown = UnknownNameError("op", name, inventory.ops)
+            raise PluginError(unknown.message, hint=f"{unknown.hint}{at(hook)}") from unknown
         for op in [op for op in inventory.ops.values() if op.hook in plugin.hooks]:
             self._implementations_of(op.name)
             for hook in plugin.hooks[op.hook]:
                 for implementation in called(hook, f"its implementations of {op.name}"):
-                    check_implementation_of(op, implementation, inventory.implementations[op.name])
+                    check_implementation_of(op, implementation, inventory.implementations[op.name], hook=hook)
                     inventory.add_implementation(plugin, op, implementation)
         inventory.plugins.append(plugin)

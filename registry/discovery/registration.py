@@ -6,12 +6,13 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from ..author_code import at, at_class
 from ..contract import Op
 from ..errors import InvalidDefinitionError
 from ..implementation import Implementation
 from .backward_check import check_backward
 from .hooks import DEFINES
-from .plugin import DISTRIBUTION, Plugin
+from .plugin import DISTRIBUTION, Hook, Plugin
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)+\Z")
 
@@ -57,34 +58,53 @@ def _check_vendor(name: str, owner: Plugin, plugins: Sequence[Plugin]) -> None:
 
 
 def check_implementation_of(
-    op: Op, implementation: Any, known: Mapping[str, Implementation], others: Collection[str] = ()
+    op: Op,
+    implementation: Any,
+    known: Mapping[str, Implementation],
+    others: Collection[str] = (),
+    hook: Hook | None = None,
 ) -> None:
     """Raise InvalidDefinitionError unless ``implementation`` is one of ``op``, of a free ``plugin.variant`` name.
 
     ``known`` are the op's implementations so far; ``others`` the names of other plugins, which the name must not begin
-    with.
+    with; ``hook`` returned the implementation. The error ends with the line of its class, or else of the hook.
     """
     where = f"its implementations of {op.name}"
+    if fault := _misfit(op, implementation, known):
+        raise InvalidDefinitionError(f"{where}: {fault}{_place(implementation, hook)}")
+    holder, _, variant = implementation.name.partition(".")
+    if holder in others:
+        raise InvalidDefinitionError(
+            f"{where}: {implementation.name!r} bears the name of another plugin, {holder!r}",
+            hint=f"begin it with a name of your own, e.g. 'own.{variant}'{_place(implementation, hook)}",
+        )
+
+
+def _place(implementation: Any, hook: Hook | None) -> str:
+    """`` (kernels.py:12)`` of an implementation's class, or else of the hook that returned it."""
+    kind = implementation if isinstance(implementation, type) else type(implementation)
+    return at_class(kind) or ("" if hook is None else at(hook))
+
+
+def _misfit(op: Op, implementation: Any, known: Mapping[str, Implementation]) -> str:
+    """Why an object is no implementation of ``op`` by a free name; "" if it is one."""
     if isinstance(implementation, type) and issubclass(implementation, Implementation):
-        raise InvalidDefinitionError(f"{where}: {implementation.__name__} is a class, expected an instance of it")
+        return f"{implementation.__name__} is a class, expected an instance of it"
     if not isinstance(implementation, Implementation):
-        raise InvalidDefinitionError(f"{where}: {implementation!r} is no Implementation")
+        return f"{implementation!r} is no Implementation"
     shown = type(implementation).__name__
     if getattr(implementation, "op", None) != op.name:
-        raise InvalidDefinitionError(f"{where}: {shown}.op is {getattr(implementation, 'op', None)!r}")
-    name = getattr(implementation, "name", None)
-    if not isinstance(name, str) or not _NAME.match(name):
-        raise InvalidDefinitionError(f"{where}: {shown}.name is {name!r}, expected plugin.variant, e.g. 'acme.row'")
+        return f"{shown}.op is {getattr(implementation, 'op', None)!r}, expected {op.name!r}"
     if isinstance(implementation.preloads, str):
-        expected = f"expected a tuple, ({implementation.preloads!r},)"
-        raise InvalidDefinitionError(f"{where}: {shown}.preloads is a text, {expected}")
+        return f"{shown}.preloads is a text, expected a tuple, ({implementation.preloads!r},)"
+    return _misnamed(implementation, known)
+
+
+def _misnamed(implementation: Implementation, known: Mapping[str, Implementation]) -> str:
+    """Why an implementation may not have its name; "" if it may."""
+    shown, name = type(implementation).__name__, getattr(implementation, "name", None)
+    if not isinstance(name, str) or not _NAME.match(name):
+        return f"{shown}.name is {name!r}, expected plugin.variant, e.g. 'acme.row'"
     if name in known:
-        raise InvalidDefinitionError(
-            f"{where}: the name {name!r} is taken by {known[name]!r}; the later one is refused"
-        )
-    if name.split(".")[0] in others:
-        holder, _, variant = name.partition(".")
-        raise InvalidDefinitionError(
-            f"{where}: {name!r} bears the name of another plugin, {holder!r}",
-            hint=f"begin it with a name of your own, e.g. 'own.{variant}'",
-        )
+        return f"the name {name!r} is taken by {known[name]!r}; the later one is refused"
+    return ""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from ..arguments.schema import tensors_in
+from ..author_code import at, where_raised
 from ..contract import Op
 from ..device import Device
-from ..errors import NotReadyError, UnsupportedError
+from ..errors import InvalidArgumentError, NotReadyError, RegistryError, UnsupportedError
 from ..problem import Arguments, Problem
 from .forcing import Forced
 from .mode import REFERENCE_MODE, Mode
@@ -47,8 +50,29 @@ class Asked:
     def problem(self) -> Problem:
         """The problem that the arguments pose. Raises InvalidArgumentError if the op does not accept them."""
         if self._problem is None:
-            self._problem = self._op.pose(self.arguments)
+            self._check_ints()
+            try:
+                self._problem = self._op.pose(self.arguments)
+            except RegistryError:
+                raise
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as fault:
+                told = f"{self._op.name}: problem() raised {type(fault).__name__}: {fault}"
+                hint = f"the arguments are {', '.join(self._shown())}: does the op accept them?"
+                place = where_raised(fault, self._op.problem) or at(self._op.problem)
+                raise InvalidArgumentError(f"{told}{place}", hint=hint) from fault
         return self._problem
+
+    def _check_ints(self) -> None:
+        for name, value in zip(self._op.parsed.names, self.values, strict=True):
+            if type(value) is int and not -(2**63) <= value < 2**63:
+                raise InvalidArgumentError(f"{self._op.name}: {name} is {value}, expected an int of 64 bits")
+
+    def _shown(self) -> list[str]:
+        """The arguments as text: shapes of tensors, and other values."""
+        given = zip(self._op.parsed.names, self.values, strict=True)
+        return [
+            f"{name}: {list(one.shape) if isinstance(one, torch.Tensor) else repr(one)[:40]}" for name, one in given
+        ]
 
 
 class Answers:

@@ -39,13 +39,13 @@ class ImportedProblem:
 
     @cached_property
     def op(self) -> Op:
-        """The contract."""
+        """The op that the file defines."""
         made: Op = self.source.op(self.name)
         return made
 
     @property
     def file(self) -> ForeignFile:
-        """The problem file."""
+        """The problem file, which defines the op."""
         found: ForeignFile = self.source.file
         return found
 

@@ -117,7 +117,7 @@ def _api() -> Any:
 
 
 def _endpoint() -> str:
-    """The hub's address."""
+    """The URL of the hub: ``HF_ENDPOINT``, or that of Hugging Face."""
     return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 

@@ -9,7 +9,7 @@ NONE = "–"
 
 
 def microseconds(value: float | None) -> str:
-    """Four significant digits: ``12.34``, ``1,234``."""
+    """A time in µs, with four significant digits: ``12.34``, ``1,234``; a dash for None."""
     if value is None:
         return NONE
     if value >= 1000:
@@ -34,19 +34,19 @@ def si(value: float) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """``1.23``, ``123.4``: a ratio; a dash where it is not known."""
+    """A ratio: ``1.23``, ``123.4``; a dash for None."""
     if value is None:
         return NONE
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
 
 
 def ratio_unless(value: float | None, noise: bool) -> str:
-    """A ratio, or ``noise`` where the finals that it is of do not tell it; an implementation's to itself is 1."""
+    """A ratio of times as text, or ``noise`` if finals cannot tell the times apart; the ratio 1.0 is always shown."""
     return "noise" if noise and value not in {None, 1.0} else ratio(value)
 
 
 def percent(value: float | None) -> str:
-    """``1.3%`` of 0.013."""
+    """A fraction in percent: ``1.3%`` for 0.013; a dash for None."""
     if value is None:
         return NONE
     return f"{100 * value:.1f}%" if value < 0.1 else f"{100 * value:.0f}%"

@@ -177,7 +177,7 @@ def _settings(name: str, problems: Iterable[ProblemFacts]) -> list[SettingFigure
 
 
 def _order(entry: tuple[tuple[str, Any], object]) -> tuple[str, bool, float, str]:
-    """Sort key: by parameter, numbers by size."""
+    """The sort key of a parameter's value: first the parameter, then numbers by size, then texts."""
     (parameter, value), _ = entry
     number = isinstance(value, int | float)
     return parameter, not number, float(value) if number else 0.0, str(value)

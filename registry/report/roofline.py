@@ -78,7 +78,7 @@ def _chart(section: Section, axes: _Axes, points: Sequence[_Point]) -> Chart:
 
 
 class _RoofLine(NamedTuple):
-    """The most of a rate in a µs: ``slope`` times the FLOP per byte, but ``flat`` at most (inf where unknown)."""
+    """An upper bound of a rate per µs: ``slope`` times the FLOP per byte, at most ``flat`` (inf where unknown)."""
 
     slope: float
     flat: float

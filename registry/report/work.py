@@ -23,7 +23,7 @@ class Work(NamedTuple):
 
     @property
     def intensity(self) -> float:
-        """FLOP per byte."""
+        """The arithmetic intensity, in FLOP per byte."""
         return self.flop / self.bytes
 
 

@@ -55,7 +55,7 @@ class SandboxedEntrant:
         return cls(op, name, allowed=[owner], packages=[package], config=config)
 
     def view(self, device: Device, limits: SandboxLimits) -> SandboxView:
-        """What its sandbox sees."""
+        """The files, devices and limits of the entrant's sandbox."""
         is_gpu = device.type == "cuda"
         shown = system_mounts(is_gpu=is_gpu)
         homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]

@@ -72,7 +72,7 @@ class SandboxedProgram:
 
     @property
     def limited_by(self) -> str:
-        """What holds its memory: a ``control group`` for all its processes, ``resource limits`` for each."""
+        """The limit of memory: a ``control group`` for all processes together, ``resource limits`` for each."""
         return self._group.told if self._group else "resource limits"
 
     def ask(self, message: wire.Packet, seconds: float, descriptor: int | None = None) -> dict[str, str | bool]:
@@ -104,7 +104,7 @@ class SandboxedProgram:
         self._freeze()
 
     def refuse(self, status: str, message: str) -> None:
-        """End it. Raises EntrantError, always."""
+        """End the program, and raise EntrantError."""
         self.close()
         raise EntrantError(status, message)
 

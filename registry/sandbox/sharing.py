@@ -18,7 +18,7 @@ from .program import SandboxedProgram
 
 @dataclass
 class SharedSandbox:
-    """A running sandbox. ``watch``: over its GPU, None on a CPU."""
+    """A running sandbox. ``watch``: observes the sandbox's GPU, None on a CPU."""
 
     program: SandboxedProgram
     op: Op
@@ -68,7 +68,7 @@ class SharedSandbox:
             torch.cuda.synchronize(self.device.torch)
 
     def close(self) -> None:
-        """End it."""
+        """End the program and free the memories."""
         self.program.close()
         for one in self._memories:
             one.close()

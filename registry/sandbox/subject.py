@@ -95,7 +95,7 @@ class SandboxedSubject:
 
     @property
     def prepares(self) -> bool:
-        """Whether it prepares weights: these then stay from call to call."""
+        """True if the implementation prepares weights, which then stay from call to call."""
         return self.calls.prepares
 
     def run(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:

@@ -76,7 +76,7 @@ class Sparse24Weight:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Its tensors, in order."""
+        """The tensors that the weight consists of: ``values``, then ``meta``."""
         return self.values, self.meta
 
     @property

@@ -21,7 +21,7 @@ from ..problem import Problem, Value
 from ..space import Config
 from .given_inputs import GivenInputs
 from .reports import Notes, Report, guarded
-from .run_faults import call_faults, changed_faults, concurrent_faults, repeating_faults, run_faults
+from .run_faults import call_faults, changed_faults, concurrent_faults, is_misshapen, repeating_faults, run_faults
 
 _AT_OTHER_SIZES: tuple[PoisonedLayout, ...] = ("contiguous", "sliced", "transposed")
 """Layouts in which another size may get what was bound for the first: with other layouts it is bound anew."""
@@ -93,7 +93,7 @@ def _configs(
             notes.skipped.append((place, "; ".join(reasons)))
             return ()
         question = "space"
-        configs = implementation.space(problem, device).configs if which == "all" else ()
+        configs = answers.space_of(implementation, problem, device).configs if which == "all" else ()
         question = "default"
         default = answers.default_config(implementation, problem, device)
     except UnsupportedError as fault:
@@ -123,7 +123,7 @@ def _is_supported(notes: Notes, place: Place, candidate: Candidate, problem: Pro
     implementation = candidate.implementation
     try:
         reasons = answers.refusals(implementation, problem, device)
-        reasons = reasons or tuple(implementation.space(problem, device).violations(candidate.config))
+        reasons = reasons or tuple(answers.space_of(implementation, problem, device).violations(candidate.config))
     except Exception as fault:
         notes.failures.append((place, answers.fault_text(implementation, "unsupported", fault)))
         return False
@@ -142,6 +142,8 @@ def _layout_faults(
         fresh = GivenInputs(op, problem, kind, device, layout, nan_beside=nan_beside)
         for fault in guarded(run_faults(plan, fresh, place), plan.candidate.implementation):
             yield f"{kind} inputs: {fault}"
+    if is_misshapen(plan, given):  # the run faults tell it
+        return
     yield from repeating_faults(plan, given)
     if layout == "contiguous":
         yield from changed_faults(plan, GivenInputs(op, problem, kinds[0], device, layout))

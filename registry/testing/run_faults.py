@@ -86,6 +86,16 @@ def _leaves_alone(plan: Plan, given: GivenInputs, outputs: Tensors, change: Call
     return any(same_bits(output, other) for output, other in zip(dense, others, strict=True))
 
 
+def is_misshapen(plan: Plan, given: GivenInputs) -> bool:
+    """True if a call returns anything but tensors of the outputs' shapes, with which no further check can compute."""
+    if not plan.candidate.implementation.returns_outputs:
+        return False
+    outputs: tuple[Any, ...] = as_tuple(plan(*given.values))
+    given.restore()
+    shapes = [output.shape if isinstance(output, torch.Tensor) else None for output in outputs]
+    return shapes != [spec.shape for spec in plan.signature.outputs.values()]
+
+
 def repeating_faults(plan: Plan, given: GivenInputs) -> Iterator[str]:
     """Faults of several calls with equal arguments at equal addresses."""
     op, values = plan.op, given.values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -253,6 +254,40 @@ def ops(): return [row_sum("mine::row_sum")]
     assert bare.implementations("square") == ()
     assert bare.files == ()
     assert file_module(path) not in sys.modules
+
+
+SLIPS = {
+    "factory": (
+        "OP = registry.gemm_op('mine::g(Tensor a, Tensor b) -> Tensor y', None, weigths=())",
+        "OP =",
+        "weigths",
+    ),
+    "replaced": ("OP = replace(SQUARE, schema='square(')", "OP =", "; expected e.g. '"),
+    "space": ("SPACE = registry.Space(T=[(1, 2)])", "SPACE =", "a tuple (.*); a value is a plain int"),
+    "register": ("registry.register(Made)", "registry.register(", "not an Implementation's instance"),
+    "torch": ("torch.set_default_dtype(torch.int32)", "torch.set_default_dtype(", "only floating-point types"),
+    "name": ("@implements('square')\ndef f(): return [Made('square', 'mine')]", "class Made", "Made.name is 'mine'"),
+    "op": ("@implements('square')\ndef f(): return [Made('sqare', 'a.b')]", "class Made", "'sqare', expected 'square'"),
+    "class": ("@implements('square')\ndef f(): return [Made]", "class Made", "expected an instance of it"),
+    "none": ("@implements('square')\ndef f(): pass", "@implements", "returned None, expected a list"),
+    "misspelt": ("@implements('sqare')\ndef f(): return []", "@implements", "did you mean square?"),
+    "arguments": ("@implements('square')\ndef f(device): return []", "@implements", "a hook takes no arguments"),
+    "defines": ("@defines\ndef f(): return [7]", "@defines", "it defines 7, expected a registry.Op"),
+}
+
+
+@pytest.mark.parametrize(("source", "place", "message"), SLIPS.values(), ids=SLIPS)
+def test_a_fault_of_a_file_is_told_with_the_line_of_the_file(
+    bare: Catalog, write: Callable[[str], Path], source: str, place: str, message: str
+) -> None:
+    imports = "import registry, torch\nfrom dataclasses import replace\nfrom registry.contracts import SQUARE\n"
+    path = write(imports + source)
+    with pytest.raises(PluginError, match=re.escape(message).replace(re.escape("(.*)"), r"\(.*\)")) as raised:
+        bare.load_file(path)
+    told = str(raised.value)
+    (line,) = [number for number, held in enumerate(path.read_text().splitlines(), 1) if place in held]
+    assert f"kernels.py:{line})" in told
+    assert told.count(".py:") == 2, "the path of the file, and one place"
 
 
 def test_a_corrected_file_can_be_loaded(bare: Catalog, write: Callable[[str], Path], row_sum: str) -> None:

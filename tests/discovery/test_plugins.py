@@ -191,7 +191,34 @@ def test_what_a_hook_offers_is_checked_one_by_one(site: Any, offered: str, expec
 def test_a_hook_that_returns_no_list_is_a_fault(site: Any) -> None:
     site.add("acme", {"none": "none_plugin"}, none_plugin="@implements('softmax')\ndef nothing(): pass")
     _, report = _faulty(site, "none")
-    assert report.fault == "its implementations of softmax: the hook returned None, expected a list"
+    line = (site.folder / "none_plugin.py").read_text().splitlines().index("@implements('softmax')") + 1
+    place = f"site/none_plugin.py:{line}"
+    assert report.fault == f"its implementations of softmax: the hook returned None, expected a list ({place})"
+
+
+PLACES = {
+    "schema": (
+        "from registry.contracts import SQUARE\nimport dataclasses\ndataclasses.replace(SQUARE, schema='(')",
+        "'('",
+    ),
+    "space": ("from registry import Space\nSPACE = Space(T=[(1, 2)])", "SPACE ="),
+    "name": ("class Odd(Made): pass\n@implements('softmax')\ndef f(): return [Odd('softmax', 'odd')]", "class Odd"),
+    "hook": ("@implements('softmax')\ndef f(): return [42]", "@implements"),
+    "in a hook": ("@implements('softmax')\ndef f():\n    registry.implements(7)", "registry.implements(7)"),
+    "arguments": ("@implements('softmax')\ndef f(device): return []", "@implements"),
+    "misspelt": ("@implements('sofmax')\ndef f(): return []", "@implements"),
+    "op": ("@defines\ndef f(): return ['acme::row_sum']", "@defines"),
+}
+
+
+@pytest.mark.parametrize(("source", "place"), PLACES.values(), ids=PLACES)
+def test_a_fault_is_told_with_the_line_of_the_plugin(site: Any, source: str, place: str) -> None:
+    site.add("acme", {"good": "placed_plugin"}, placed_plugin=f"import registry\n{source}")
+    _, report = _faulty(site, "good")
+    lines = (site.folder / "placed_plugin.py").read_text().splitlines()
+    (line,) = [number for number, held in enumerate(lines, 1) if place in held]
+    assert f"placed_plugin.py:{line})" in report.fault
+    assert report.fault.count(".py:") == 1
 
 
 def test_one_implementation_needs_no_list(site: Any) -> None:
@@ -208,6 +235,7 @@ def test_nobody_may_use_another_plugins_name(site: Any) -> None:
     with pytest.warns(PluginWarning) as said:
         assert _names(catalog, "softmax") == ["good.one", "good.two"]
     assert "'good.mine' bears the name of another plugin, 'good'" in str(said[0].message)
+    assert "'good'; begin it with a name of your own, e.g. 'own.mine' (site/zeta_plugin.py:" in str(said[0].message)
     assert "the name 'good.two' is taken by <Made good.two of softmax>" in str(said[1].message)
 
 

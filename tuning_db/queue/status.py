@@ -39,7 +39,7 @@ class JobCounts:
 
     @property
     def open(self) -> int:
-        """Jobs that are not over."""
+        """The number of jobs that are not over."""
         return self.queued + self.leased
 
 
@@ -83,7 +83,7 @@ class FleetStatus:
 
     @property
     def open(self) -> int:
-        """Jobs that are not over."""
+        """The number of jobs that are not over."""
         return sum(counts.open for counts in self.jobs)
 
     @property

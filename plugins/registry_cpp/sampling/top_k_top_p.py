@@ -42,7 +42,7 @@ class CppTopKTopPSampling(CppImplementation):
         return 1.0
 
     def space(self, problem: Problem, device: Device) -> Space:
-        """Threads."""
+        """The number of threads, the only parameter."""
         return _space(device)
 
     def default(self, problem: Problem, device: Device) -> Config:

@@ -58,7 +58,7 @@ class ClusterTopKTopPSampling(CudaImplementation):
         return _space(*_lengths(problem, device))
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """As many blocks a row as keep every SM busy, of 8 at most; 16 columns a thread, or 32 where an SM has several
+        """Up to 8 blocks a row, as many as keep every SM busy; 16 columns a thread, or 32 where an SM has several
         blocks, which wait at different times."""
         wanted = max(1, 2 * device.multiprocessors // max(problem.rows, 1))
         cluster = min(_PORTABLE_CLUSTER, 2 ** (wanted.bit_length() - 1))

@@ -43,12 +43,12 @@ class GradientCall(NamedTuple):
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Queries and keys."""
+        """The numbers of queries and of keys of a sequence."""
         return self.q.shape[1], self.k.shape[1]
 
 
 def missing(*names: str) -> list[str]:
-    """Those of the operators that this torch lacks."""
+    """Names of the ``aten`` operators, of those given, that this version of torch lacks."""
     return [name for name in names if not hasattr(torch.ops.aten, name)]
 
 

@@ -123,11 +123,11 @@ class MaskedCudnnAttentionBackward(Implementation):
     deterministic = False
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        """As for the forward pass."""
+        """Reasons of the forward pass, for the gradients."""
         yield from _reasons(problem, device)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """As for the forward pass."""
+        """The preference of the forward pass."""
         return 1.25 if device.capability >= (9, 0) else 0.4
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:

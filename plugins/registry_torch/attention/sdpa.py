@@ -41,7 +41,7 @@ class FlashAttention(_Fused):
         return 0.7 if device.capability >= (9, 0) else 1.2
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Any size; causal rows are aligned to the last key, as the op's."""
+        """Bind FlashAttention 2 for any size; its causal rows are aligned to the last key, as the op wants."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
             q, k, v, _mask, causal, scale, _cap, window = arguments
@@ -78,7 +78,7 @@ class CudnnAttention(_Fused):
         return 1.5 if device.capability >= (9, 0) else 1.0
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Any size; cuDNN plans a new size at its first call."""
+        """Bind cuDNN's attention for any size; cuDNN plans a new size at its first call."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
             q, k, v, _mask, causal, scale, *_ = arguments
@@ -118,7 +118,7 @@ class EfficientAttention(_Fused):
         return 0.5
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Any size; one head of keys and values is read by all."""
+        """Bind the memory-efficient attention for any size; all query heads may read one head of keys and values."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
             q, k, v, mask, causal, scale, _cap, window = arguments
@@ -159,11 +159,11 @@ class CpuFlashAttention(_Fused):
         yield from cpu_reasons(problem)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """It keeps no logits in memory."""
+        """Ahead of torch's formula, which keeps all logits in memory."""
         return 0.5
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Any size."""
+        """Bind FlashAttention for CPUs, for any size."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
             q, k, v, mask, causal, scale, *_ = arguments

@@ -48,7 +48,7 @@ class FlashAttentionBackward(_FusedBackward):
     name = "torch.sdpa_flash"
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        """As for the forward pass."""
+        """Reasons of FlashAttention's forward pass, for the gradients."""
         yield from flash_reasons(problem, device)
 
     def preference(self, problem: Problem, device: Device) -> float:
@@ -66,7 +66,7 @@ class CudnnAttentionBackward(_FusedBackward):
     name = "torch.sdpa_cudnn"
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        """As for the forward pass, and a single query and key."""
+        """Reasons of cuDNN's forward pass, and a single query and key."""
         yield from cudnn_reasons(problem, device)
         if problem.q_len == problem.kv_len == 1:
             yield "cuDNN has no gradient of one query and one key"
@@ -86,7 +86,7 @@ class EfficientAttentionBackward(_FusedBackward):
     name = "torch.sdpa_efficient"
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        """As for the forward pass; and heads that share keys, whose gradients would have to be summed."""
+        """Reasons of the forward pass, and heads that share keys, whose gradients would have to be summed."""
         yield from efficient_reasons(problem, device)
         if problem.kv_heads == 1 < problem.heads:
             yield f"{problem.heads} heads share one of keys and values"
@@ -108,11 +108,11 @@ class CpuFlashAttentionBackward(_FusedBackward):
     deterministic = True
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        """As for the forward pass."""
+        """Reasons of FlashAttention's forward pass, for the gradients."""
         yield from cpu_reasons(problem)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """It keeps no logits in memory."""
+        """Ahead of torch's formula, which keeps all logits in memory."""
         return 0.5
 
     def gradients(self, call: aten.GradientCall) -> aten.AttentionGradients:

@@ -44,7 +44,7 @@ class ChunkedLinearCrossEntropy(Native):
         return _space(_row_counts(problem.cols * problem.torch_dtype.itemsize, _MOST_BYTES))
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """As many rows as 256 MiB hold."""
+        """The chunk of rows whose logits take 256 MiB."""
         return _chunk_of(_row_counts(problem.cols * problem.torch_dtype.itemsize, _USUAL_BYTES)[-1])
 
     def preference(self, problem: Problem, device: Device) -> float:

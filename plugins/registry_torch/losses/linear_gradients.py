@@ -58,7 +58,7 @@ class ChunkedLinearCrossEntropyGradients(Native):
         return _space(_row_counts(problem, _MOST_BYTES))
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """As many rows as 128 MiB hold."""
+        """The chunk of rows whose logits take 128 MiB."""
         return {"CHUNK": _row_counts(problem, _USUAL_BYTES)[-1]}
 
     def preference(self, problem: Problem, device: Device) -> float:

@@ -277,7 +277,7 @@ def _walk_space(tile: _Tile, device: Device) -> Space:
 
 @lru_cache(maxsize=KEPT)
 def _split_space(most: int, tile: _Tile, device: Device) -> Space:
-    """The same, and the least keys of a part, up to ``most``."""
+    """Keys a step, warps, steps that are loaded ahead, and the least keys of a part, up to ``most``."""
     keys = [count for count in (64, 128, 256, 512, 1024, 2048) if count <= most]
     blocks = [count for count in _BLOCKS if count <= most]
     space = Space(keys=keys, BLOCK=blocks, num_warps=_WARPS, num_stages=tile.stages)

@@ -75,7 +75,7 @@ def walk_space(tile: LatentTile, device: Device) -> Space:
 
 @lru_cache(maxsize=KEPT)
 def split_space(most: int, tile: LatentTile, device: Device) -> Space:
-    """The same, and the least tokens of a part, up to ``most``."""
+    """The parameters of ``walk_space``, and the least tokens of a part, up to ``most``."""
     keys = [count for count in (64, 128, 256, 512, 1024, 2048, 4096) if count <= most]
     space = Space(keys=keys, ROWS=tile.rows(device), BLOCK=tile.blocks, num_warps=_WARPS, num_stages=tile.stages)
     return _fitting(space, tile, device)

@@ -66,7 +66,7 @@ class ChunkedLinearLoss(LossOfRows):
         return _space(counts, rows.vector_of(problem), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """As many rows as 512 MiB hold; two 16-byte vectors a thread."""
+        """The chunk of rows whose logits take 512 MiB, and two 16-byte vectors a thread."""
         count = _row_counts(problem.cols, problem.torch_dtype.itemsize, _USUAL_BYTES)[-1]
         return _nearest(self.space(problem, device), count, 512 * 2 * rows.vector_of(problem))
 

@@ -70,7 +70,7 @@ class ChunkedLinearLossGradients(LossIntoGradient):
         return _space(counts, rows.vector_of(problem), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """As many rows as 512 MiB hold; two 16-byte vectors a thread of 32 warps."""
+        """The chunk of rows whose logits take 512 MiB, and two 16-byte vectors a thread of 32 warps."""
         return _nearest(self.space(problem, device), 1024 * 2 * rows.vector_of(problem))
 
     def preference(self, problem: Problem, device: Device) -> float:

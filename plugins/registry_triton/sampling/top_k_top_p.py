@@ -51,7 +51,7 @@ class LoopedTopKTopPSampling(_Sampling):
         return _usual(_longest_step(problem), device)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """torch sorts."""
+        """Above torch's preference, since torch sorts every row."""
         return 1.0
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
@@ -99,7 +99,7 @@ class SplitTopKTopPSampling(_Sampling):
         return _SPLIT_SPACE
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """As many parts as keep every SM busy, of 64 at most, and 8 warps."""
+        """Up to 64 parts a row, as many as keep every SM busy, and 8 warps."""
         wanted = max(_SPLITS[0], device.multiprocessors // max(problem.rows, 1))
         return {"SPLITS": max(count for count in _SPLITS if count <= wanted), "BUCKETS": 16, "num_warps": 8}
 

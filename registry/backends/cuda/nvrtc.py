@@ -184,7 +184,7 @@ def macro(name: str, value: Any) -> str:
 
 
 def _refused(source: Source, text: str) -> CompileError:
-    log = text.split("compilation log:", 1)[-1]
+    log = text.split("compilation log:", 1)[-1].rstrip("\0\n ")
     kind = OutOfResourcesError if _TOO_MUCH.search(log) else CompileError
     shown = first_errors(log, ("error", "fatal"))
     return kind(f"NVRTC {version()} refused {source.name} for {source.architecture}:\n  {shown}")

@@ -17,7 +17,7 @@ _load_file = inductor_artifact.load_file
 
 
 def load_file(file: Path) -> inductor_artifact.Compiled:
-    """As ``artifact.load_file``, without a look for the header."""
+    """Code loaded by ``artifact.load_file``, without a look for the header that Inductor precompiles."""
     names = vars(importlib.import_module("torch._inductor.codecache"))
     with inductor_artifact.PATCHING:
         look = names.get(_LOOK)

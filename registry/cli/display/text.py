@@ -125,7 +125,7 @@ def interval(ratio: Interval | None) -> str:
 
 
 def ratio_unless(noise: bool, value: float | None) -> str:
-    """A ratio, or ``noise`` where the finals that it is of do not tell it; an implementation's to itself is 1."""
+    """A ratio of times as text, or ``noise`` if finals cannot tell the times apart; the ratio 1.0 is always shown."""
     return "noise" if noise and value not in {None, 1.0} else ratio(value)
 
 

@@ -209,7 +209,7 @@ def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
 
 
 def _key_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
-    """As of queries where the new keys are; 0 where the cache keeps what it has."""
+    """The scale of the key cache's errors: ``_scale`` where new keys are written, 0 where the cache keeps its keys."""
     begin = values["cache_seqlens"].long()[:, None]
     place = torch.arange(problem.kv_len, device=reference.device)
     written = (place >= begin) & (place < begin + problem.q_len)

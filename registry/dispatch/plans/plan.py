@@ -18,6 +18,7 @@ from ...author_code import at_method
 from ...contract import Op, as_tuple
 from ...correctness.output_faults import overlap
 from ...device import Device
+from ...discovery.answers import checked_run
 from ...errors import InvalidDefinitionError
 from ...implementation import Implementation, Run, Tensors, binds_loaded
 from ...problem import Arguments, Problem, TensorSpec
@@ -190,7 +191,8 @@ class Draft:
         )
 
         def bound() -> Run:
-            return implementation.bind(self.problem, config, self.device, Built(self.signature, built))
+            given = implementation.bind(self.problem, config, self.device, Built(self.signature, built))
+            return checked_run(implementation, given)
 
         # attributes read by the problem only are in its dimensions, which are compared anyway
         run, read = self.signature.arguments.read_by(bound)

@@ -40,7 +40,7 @@ class HoldsTensors(Protocol):
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Its tensors, in order."""
+        """The tensors that the weight consists of, in a fixed order."""
 
 
 def weights_changed(*weights: torch.Tensor | HoldsTensors) -> int:

@@ -59,7 +59,7 @@ class Found:
         return self._make(problem.dims) if self._given is None else self._make(*self._given)
 
     def after(self, misses: tuple[str, ...]) -> Found:
-        """The same choice, after more that was passed over."""
+        """This choice with more misses, ``misses``, before its own."""
         misses = (*misses, *self.misses)
         if not misses:
             return self
@@ -217,7 +217,7 @@ class _Default:
         """``resolution.learnt_config``, with the WinningConfig. Raises if the implementation has no configuration."""
         implementation, device = self.implementation, self._device
         won = None if self._won is None else self._won.of(problem)
-        space = implementation.space(problem, device)
+        space = answers.space_of(implementation, problem, device)
         if won is not None and not space.violations(won.config):
             return won.config, won
         given = implementation.default(problem, device)

@@ -261,7 +261,7 @@ class _Usable:
 
     def _is_point(self, problem: Problem) -> bool:
         """True if the configuration is valid for a problem; fast if it has the space of the problem before."""
-        space = self.candidate.implementation.space(problem, self._device)
+        space = answers.space_of(self.candidate.implementation, problem, self._device)
         if space is not self._space:
             if space.violations(self.candidate.config):
                 return False

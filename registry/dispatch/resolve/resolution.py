@@ -222,7 +222,7 @@ def learnt_config(
     if config is None:
         return default_of(implementation, problem, device)
     known = config
-    faults = asked(implementation, "space", lambda: implementation.space(problem, device).violations(known))
+    faults = asked(implementation, "space", lambda: answers.space_of(implementation, problem, device).violations(known))
     return default_of(implementation, problem, device) if faults else config
 
 

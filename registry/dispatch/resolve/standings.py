@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tuning_db import CandidateKey, Decision
 
 from ...device import Device
+from ...discovery import answers
 from ...discovery.catalog import Catalog
 from ...errors import RegistryError
 from ...implementation import Implementation
@@ -135,6 +136,6 @@ def violations(implementation: Implementation, config: Config, situation: Situat
     found = asked(
         implementation,
         "space",
-        lambda: implementation.space(situation.problem, situation.device).violations(config),
+        lambda: answers.space_of(implementation, situation.problem, situation.device).violations(config),
     )
     return [found] if isinstance(found, str) else found

@@ -44,7 +44,7 @@ def digest_of(content: bytes) -> str:
 
 
 def missing(paths: Mapping[str, str]) -> dict[str, str]:
-    """Those of ``paths`` (path -> digest) that this node's cache lacks. Paths outside of the cache are left out."""
+    """Files of ``paths`` (path -> digest) that this node's cache lacks. Paths outside of the cache are left out."""
     root = cache_folder()
     return {path: digest for path, digest in paths.items() if _is_safe(path) and not (root / path).exists()}
 

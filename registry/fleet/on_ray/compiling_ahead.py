@@ -27,7 +27,7 @@ class AheadVariant:
 
     @property
     def by_inductor(self) -> bool:
-        """Whether it is torch.compile's: compiled for a model of device, in a process of its own."""
+        """True if torch.compile makes the variant: for a model of device, in a process of its own."""
         return isinstance(self.implementation, InductorImplementation)
 
 

@@ -17,7 +17,7 @@ _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 def awq_parts(
     qweight: torch.Tensor, qzeros: torch.Tensor | None, scales: torch.Tensor, bits: int, group_size: int
 ) -> dict[str, Any]:
-    """See ``PackedWeight.from_awq``."""
+    """Arguments of PackedWeight for AWQ's tensors, as ``PackedWeight.from_awq`` describes them."""
     what = "from_awq"
     check_given(what, qweight=qweight, scales=scales, **({} if qzeros is None else {"qzeros": qzeros}))
     check_bits(what, bits, (4,))

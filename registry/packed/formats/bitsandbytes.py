@@ -14,7 +14,7 @@ WHAT = "from_bitsandbytes"
 
 
 def bitsandbytes_parts(packed: torch.Tensor, quant_state: Any) -> dict[str, Any]:
-    """See ``PackedWeight.from_bitsandbytes``."""
+    """Arguments of PackedWeight for bitsandbytes' nf4, as ``PackedWeight.from_bitsandbytes`` describes them."""
     check_given(WHAT, packed=packed, absmax=quant_state.absmax)
     if quant_state.quant_type != "nf4":
         raise InvalidArgumentError(f"{WHAT}: quant_type={quant_state.quant_type!r}", hint="only nf4 is supported")

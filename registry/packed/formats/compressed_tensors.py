@@ -17,7 +17,7 @@ NAMES = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight
 
 
 def compressed_tensors_parts(state: Mapping[str, torch.Tensor], bits: int, group_size: int | None) -> dict[str, Any]:
-    """See ``PackedWeight.from_compressed_tensors``."""
+    """Arguments of PackedWeight for a layer's state, as ``PackedWeight.from_compressed_tensors`` describes them."""
     if not isinstance(state, Mapping) or not ({"weight_packed", "weight"} & state.keys()):
         raise InvalidArgumentError(
             f"{WHAT}: neither weight_packed nor weight is given",

@@ -23,7 +23,7 @@ def gptq_parts(
     group_size: int,
     checkpoint_format: str,
 ) -> dict[str, Any]:
-    """See ``PackedWeight.from_gptq``."""
+    """Arguments of PackedWeight for GPTQ's tensors, as ``PackedWeight.from_gptq`` describes them."""
     what = "from_gptq"
     optional = {name: value for name, value in (("qzeros", qzeros), ("g_idx", g_idx)) if value is not None}
     check_given(what, qweight=qweight, scales=scales, **optional)

@@ -18,7 +18,7 @@ HELD_IN = {8: 8, 4: 4, 3: 4, 2: 2, 1: 1}
 
 
 def hqq_parts(packed: torch.Tensor, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """See ``PackedWeight.from_hqq``."""
+    """Arguments of PackedWeight for HQQ's tensors, as ``PackedWeight.from_hqq`` describes them."""
     check_given(WHAT, W_q=packed)
     meta = _checked(meta)
     n, k = meta["shape"]

@@ -17,7 +17,7 @@ WHAT = "from_torchao"
 
 
 def torchao_parts(tensor: Any) -> dict[str, Any]:
-    """See ``PackedWeight.from_torchao``."""
+    """Arguments of PackedWeight for a tensor of torchao, as ``PackedWeight.from_torchao`` describes them."""
     tensor = getattr(tensor, "data", tensor) if type(tensor) is torch.nn.Parameter else tensor
     name = type(tensor).__name__
     if name not in _KINDS:

@@ -199,7 +199,7 @@ def _choice(implementation: Implementation, problem: Problem, device: Device) ->
         if reasons := answers.refusals(implementation, problem, device):
             return ImplementationPlan(implementation, unsupported=reasons)
         question = "space"
-        space = implementation.space(problem, device)
+        space = answers.space_of(implementation, problem, device)
         len(space.configs)  # a fault of a constraint is told here
         question = "default"
         default = answers.default_config(implementation, problem, device)

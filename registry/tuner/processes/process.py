@@ -61,7 +61,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id; waits until it has one."""
+        """The process id; the first access waits until the process has started."""
         return self._started.pid
 
     @property

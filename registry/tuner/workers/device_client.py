@@ -90,7 +90,7 @@ class DeviceWorker:
 
     @property
     def how(self) -> str:
-        """How that process was started: ``forked`` or ``executed``."""
+        """The way in which the worker's process was started: ``forked`` or ``executed``."""
         return self._child.how
 
     def submit(self, job: DeviceJob) -> None:

@@ -48,7 +48,7 @@ class CacheAppends(threading.local):
         self.tables, self.counts, self.traced = [*(self.tables or ())], [], is_dynamo_compiling()
 
     def awaits(self, length: torch.Tensor) -> bool:
-        """Whether that length of a cache is to be raised."""
+        """True if ``length``, of a cache, is to be raised by ``settle``."""
         return any(length is waiting for waiting, _ in self.counts or ())
 
     def settle(self) -> None:

@@ -57,7 +57,7 @@ class PackedExpertsForward(ActivatedForward):
     """Packed experts whose activation and product with up are one op."""
 
     def gated(self, both: torch.Tensor) -> torch.Tensor:
-        """As PackedExpertsMlp."""
+        """``activation(gate) * up`` of ``both``: by one op if it has the activation, else by transformers."""
         if self.activates():
             return gated(both, self.registry_kind)
         plain: torch.Tensor = super().gated(both)  # type: ignore[misc]

@@ -40,7 +40,7 @@ class NormsAhead(threading.local):
         return normed
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Forget the norm, its input and its result."""
         self._norm = self._x = self._normed = None
 
 

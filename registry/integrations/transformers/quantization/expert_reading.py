@@ -26,7 +26,7 @@ class ReadExperts(LayerOperation):
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Any]:
-        """Nothing."""
+        """No tensors: the experts' weights are packed and set at the end of the loading."""
         self.record.note_missing(kwargs.get("missing_keys"))
         layer, _, parameter = str(kwargs["full_layer_name"]).rpartition(".")
         model = kwargs["model"]

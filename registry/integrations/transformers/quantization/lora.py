@@ -34,7 +34,7 @@ class PackedLoraLinear(LoraLinear):  # type: ignore[misc, unused-ignore]
 
 
 def pack_aware(config: LoraConfig, model: torch.nn.Module | None = None) -> LoraConfig:
-    """See ``lora_config``."""
+    """A LoRA configuration whose adapters lie beside packed layers, as ``lora_config`` describes."""
     if not isinstance(config, LoraConfig):
         raise InvalidArgumentError(f"lora_config: got a {type(config).__name__}, expected a peft.LoraConfig")
     if config.init_lora_weights not in _INITIALISATIONS:
