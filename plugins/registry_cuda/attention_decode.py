@@ -199,7 +199,7 @@ def _space(shape: _Shape, clusters: bool, limit: int) -> Space:
 
 
 def _registers(config: Config) -> int:
-    """Those of a thread."""
+    """Registers that each thread of a block has."""
     return int(min(_MOST_REGISTERS, _REGISTER_FILE // (config["resident"] * config["warps"] * _WARP) // 8 * 8))
 
 
