@@ -82,9 +82,7 @@ class PreparedEntry:
                     self.kept.append(self.tensor)
                 self.tensor = made
                 self.streams.clear()
-        if made.device.type == "cuda":
-            # it was made on this stream, and any stream may read it from now on
-            torch.cuda.current_stream(made.device).synchronize()
+        _wait_for(made)
         self.versions = versions
 
     @property
@@ -143,6 +141,7 @@ class PreparedCache:
         made = _no_view(made, sources)
         with self._held():
             if not self._bury():
+                _wait_for(made)
                 return PreparedEntry(make, made)
             found = self._holding(place, versions)
             if found is not None:
@@ -303,6 +302,15 @@ class PreparedCache:
         """Clear the records of all plans, which then look their entries up again."""
         for records in list(self._records.values()):
             records.clear()
+
+
+def _wait_for(made: torch.Tensor) -> None:
+    """Wait on the host for a tensor that was made on this stream.
+
+    Any stream may read it from then on, and a dependent launch before it waits for the kernel ahead.
+    """
+    if made.device.type == "cuda":
+        torch.cuda.current_stream(made.device).synchronize()
 
 
 def _tensors(sources: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
