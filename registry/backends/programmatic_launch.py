@@ -27,6 +27,7 @@ OPTION = "launch_pdl"
 _CAPABILITY = (9, 0)
 _DRIVER = 12030
 """The first version of CUDA whose graphs keep such launches dependent, as cuDriverGetVersion counts."""
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _WAITS = re.compile(r"griddepcontrol\.wait|cudaGridDependencySynchronize")
 
 
@@ -43,8 +44,8 @@ def pdl_options(dependent: bool) -> Mapping[str, bool]:
 
 
 def waits(text: str) -> bool:
-    """True if a kernel's text, in CUDA C++ or PTX, waits for the kernel ahead."""
-    return _WAITS.search(text) is not None
+    """True if a kernel's text, in CUDA C++ or PTX, has the instruction that waits, outside of comments."""
+    return _WAITS.search(_COMMENT.sub("", text)) is not None
 
 
 @lru_cache(maxsize=1)

@@ -164,7 +164,7 @@ DIFFERENT = (0, 1, 2, 7)
 
 def built_for_cpu(launch: Launch, folder: Path) -> ctypes.CDLL:
     """The kernel for the CPU; a program that takes y and the three tensors it reads, each of those with its bytes."""
-    whole = read_source("registry_cuda.kernels", "number.cuh", "tensor_core.cuh", "gemm_int4.cu")
+    whole = read_source("registry_cuda.kernels", "number.cuh", "tensor_core.cuh", "dependent.cuh", "gemm_int4.cu")
     assert launch.kernel.source == whole
     cluster = launch.cluster[0] if launch.cluster else 1
     extents = [*launch.grid, cluster, launch.options["block"], launch.shared_bytes]
@@ -174,6 +174,8 @@ def built_for_cpu(launch: Launch, folder: Path) -> ctypes.CDLL:
             *(f"#define {name} {nvrtc.macro(name, value)}" for name, value in launch.constants.items()),
             read_source("registry_cuda.kernels", "number.cuh"),
             '#include "clusters_on_cpu.hpp"',
+            "void launch_dependents() {}",
+            "void await_kernel_ahead() {}",
             read_source("registry_cuda.kernels", "gemm_int4.cu"),
             'extern "C" const char *launch(T *y, const T *a, long long a_bytes, const Words *packed,',
             "    long long packed_bytes, const Factors *factors, long long factors_bytes, long long m) {",

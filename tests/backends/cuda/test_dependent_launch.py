@@ -53,6 +53,9 @@ def test_a_kernel_that_never_waits_is_refused_with_what_to_write() -> None:
         _check_dependent(one, one.kernel)
     assert 'asm volatile("griddepcontrol.wait;" ::: "memory")' in fault.value.hint
     _check_dependent(launch(NEVER, launch_pdl=False), one.kernel)
+    spoken = launch("// griddepcontrol.wait\n" + NEVER, launch_pdl=True)
+    with pytest.raises(InvalidDefinitionError, match="never waits"):
+        _check_dependent(spoken, spoken.kernel)
     _check_dependent(launch(WAITS, launch_pdl=True), launch(WAITS).kernel)
 
 

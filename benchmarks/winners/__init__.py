@@ -1,0 +1,1 @@
+"""Shipped winners: whether what was measured is what runs."""
