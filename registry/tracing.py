@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
@@ -21,6 +23,22 @@ def constant_while_tracing(function: Callable[_Parameters, _Result]) -> Callable
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@constant_while_tracing
+def constants_of(text: str) -> tuple[Any, ...]:
+    """The tuple of numbers, strings, None and tuples that ``text`` writes as Python does.
+
+    What an object keeps as such a text costs a compiled program one guard, and as attributes two or three for each:
+    torch.compile evaluates this while it traces. Guards are most of a compiled call's time on the host.
+    """
+    return _read(text)
+
+
+@cache
+def _read(text: str) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = ast.literal_eval(text)
+    return found
 
 
 def version_of(tensor: torch.Tensor) -> int:

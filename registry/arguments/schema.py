@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ..errors import ArgumentTypeError, InvalidDefinitionError
 from ..tracing import refuse
@@ -85,8 +86,17 @@ def kind_of(value: Any) -> Kind:
     """The kind of a value, as far as torch.compile knows it while it traces, where numbers may be symbols."""
     if isinstance(value, torch.Tensor):
         return "Tensor", "a Tensor"
-    name = type(value).__name__
+    name = _type_name(value)
     return name, repr(value) if value is None or isinstance(value, str | bool) else f"a {name}"
+
+
+def _type_name(value: Any) -> str:
+    if is_dynamo_compiling():
+        # type(value) would be a guard for each attribute of a module, and fails for a constant of the trace
+        for kind in (bool, int, float, str):
+            if isinstance(value, kind):
+                return kind.__name__
+    return type(value).__name__
 
 
 @dataclass(frozen=True)

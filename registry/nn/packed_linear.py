@@ -13,6 +13,7 @@ from ..contracts.checks import HALVES
 from ..contracts.gemm_int4 import GROUP_SIZES, PER_WORD
 from ..errors import InvalidArgumentError
 from ..packed import PackedWeight, quantize, zero_kind
+from ..tracing import constants_of
 
 _PARTS = ("qweight", "scales", "zeros", "g_idx")
 _WITHOUT_BIAS = frozenset({"gemm_int4"})
@@ -45,6 +46,8 @@ class PackedLinear(torch.nn.Module):
             )
         self.out_features, self.in_features = weight.shape
         self.bits, self.group_size, self.codebook = weight.bits, weight.group_size, weight.codebook
+        # for compiled programs, whose guards would be two or three of each
+        self._form = repr((weight.bits, weight.group_size, weight.shape, weight.codebook))
         for name in _PARTS:
             self.register_buffer(name, getattr(weight, name))
         self.register_parameter("bias", self._parameter(bias, weight))
@@ -110,16 +113,9 @@ class PackedLinear(torch.nn.Module):
         return f"{sizes}, bits={self.bits}, group_size={self.group_size}, {kind}{order}"
 
     def _made(self) -> PackedWeight:
-        shape = (self.out_features, self.in_features)
+        bits, group_size, shape, codebook = constants_of(self._form)
         return PackedWeight(
-            self.qweight,
-            self.scales,
-            self.zeros,
-            self.bits,
-            self.group_size,
-            shape,
-            g_idx=self.g_idx,
-            codebook=self.codebook,
+            self.qweight, self.scales, self.zeros, bits, group_size, shape, g_idx=self.g_idx, codebook=codebook
         )
 
     def _parameter(self, bias: torch.Tensor | None, weight: PackedWeight) -> torch.nn.Parameter | None:

@@ -280,6 +280,6 @@ torch.serialization.add_safe_globals([PackedWeight])
 
 def _logical_shape(shape: object) -> tuple[int, int]:
     sizes = tuple(shape) if isinstance(shape, tuple | list) else ()
-    if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+    if len(sizes) != 2 or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
         raise InvalidArgumentError(f"PackedWeight: shape {shape!r}", hint="expected two positive integers, (N, K)")
     return sizes

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,13 +18,12 @@ _COLS, _TOKENS = 8, 2
 _NO_FORM = "residual sums: its layer is none of the form x + attention(norm(x)), then x + mlp(norm(x))"
 
 
-@dataclass(frozen=True)
-class ResidualForm:
+class ResidualForm(NamedTuple):
     """The parts of a layer by name, for ``h = x + attention(norm(x))`` and then ``h + mlp(norm(h))``.
 
     ``keyword`` is the parameter of attention that takes the normalised input, "" for its first one; ``defaults`` are
-    the layer's other parameters, which attention gets by the same names; ``tuples``: attention returns a tuple.
-    ``dropouts`` drop nothing while the layer is evaluated.
+    names and values of the layer's other parameters, which attention gets by the same names; ``tuples``: attention
+    returns a tuple. ``dropouts`` drop nothing while the layer is evaluated.
     """
 
     first_norm: str
@@ -33,7 +31,7 @@ class ResidualForm:
     second_norm: str
     mlp: str
     keyword: str
-    defaults: Mapping[str, Any]
+    defaults: tuple[tuple[str, Any], ...]
     tuples: bool
     dropouts: tuple[str, ...]
 
@@ -78,7 +76,7 @@ def residual_form(layer: torch.nn.Module) -> ResidualForm | str:
     # one more argument, which layers hand to attention as they do those of attention's kernels
     more = ("registry_probe",) if any(one.kind is one.VAR_KEYWORD for one in named) else ()
     defaults = {one.name: one.default for one in named if one.kind is one.POSITIONAL_OR_KEYWORD}
-    if inspect.Parameter.empty in defaults.values():
+    if not all(default is None or isinstance(default, bool | int | float | str) for default in defaults.values()):
         return _NO_FORM
     run = _LayerRun(layer, defaults, more)
     try:
@@ -143,7 +141,7 @@ class _LayerRun:
             raise ValueError(second.name)
         names = (first.name, second.name, third.name, fourth.name)
         dropouts = [name for name, child in self._layer.named_children() if isinstance(child, torch.nn.Dropout)]
-        return ResidualForm(*names, keyword, self._defaults, bool(attention), tuple(dropouts))
+        return ResidualForm(*names, keyword, tuple(self._defaults.items()), bool(attention), tuple(dropouts))
 
 
 def _same(expected: Sequence[object], found: Sequence[object]) -> bool:

@@ -25,6 +25,8 @@ class Swapped(torch.nn.Module):
     """What the name of the class begins with, before that of the module's own."""
     registry_forward: type[Swapped]
     """The class that ``swap`` was given."""
+    registry_constants: str
+    """What the forward knows of its module; each class says which."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and files name the module's own class and what was swapped: no file has the class made of both."""
@@ -35,8 +37,13 @@ class Swapped(torch.nn.Module):
         return _empty, (own, *reversed(forwards)), self.__getstate__()
 
 
-def swap(module: torch.nn.Module, forward: type[Swapped], **attributes: Any) -> None:
-    """Let ``module`` run the ``forward`` of another class; ``attributes`` are set on it."""
+def swap(module: torch.nn.Module, forward: type[Swapped], constants: tuple[Any, ...] = (), **attributes: Any) -> None:
+    """Let ``module`` run the ``forward`` of another class; ``attributes`` are set on it.
+
+    ``constants`` are numbers, strings, None and tuples, which the forward reads by ``constants_of``.
+    """
+    if constants:
+        attributes["constants"] = repr(constants)
     for name, value in attributes.items():
         # past torch's own, which would register a module or a tensor
         object.__setattr__(module, _OWN + name, value)

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from ....api import call
+from ....tracing import constants_of
 from ..proofs import disagreement
 from ..swapping import Swapped, has_hooks
 
@@ -24,17 +25,22 @@ _WIDE = torch.empty(0, dtype=torch.float64)
 
 
 class ActivatedForward(Swapped):
-    """The base of forwards of MLPs whose activation is a part of an op, and is not called itself."""
+    """The base of forwards of MLPs whose activation is a part of an op, and is not called itself.
 
-    registry_kind: ActivationKind
-    registry_activation: tuple[str, object]
-    """The activation function that the op stands for, and its name in the module."""
+    Their constants are the kind of the activation, and the function's name in the module.
+    """
 
-    def activates(self) -> bool:
-        """Whether the activation is still that function, and has no hooks that would miss its call."""
-        name, known = self.registry_activation
-        found = getattr(self, name, None)
-        return found is known and not (isinstance(found, torch.nn.Module) and has_hooks(found))
+    registry_activation: object
+    """The activation function that the op stands for."""
+
+
+def kind_now(module: ActivatedForward) -> ActivationKind | None:
+    """The kind of a module's activation; None if another function is in its place, or hooks would miss its call."""
+    kind: ActivationKind
+    kind, name = constants_of(module.registry_constants)
+    found = getattr(module, name, None)
+    hooked = isinstance(found, torch.nn.Module) and has_hooks(found)
+    return kind if found is module.registry_activation and not hooked else None
 
 
 def activation_kind(function: object) -> ActivationKind | None:

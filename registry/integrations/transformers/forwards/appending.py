@@ -11,6 +11,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ....contracts.checks import WIDE
 from ....dispatch.torch_side.states import differentiating_otherwise
+from ....tracing import constants_of
 from ..report import ApplyReport
 from ..swapping import Swapped, swap
 from .cache_appends import APPENDS, AppendProbe, AppendStep, filled_layer
@@ -24,28 +25,29 @@ _TOKENS = 2
 
 
 class AppendingAttention(Swapped):
-    """Attention that gives its own forward an ``AppendStep`` in the place of a filled static cache."""
+    """Attention that gives its own forward an ``AppendStep`` in the place of a filled static cache.
+
+    Its constants are the name of its parameter for the cache, and the attention function that takes rotated queries of
+    the step.
+    """
 
     layer_idx: int
     config: Any
-    registry_cache: str
-    """The name of its parameter for the cache."""
-    registry_attention: str
-    """The attention function that takes rotated queries of the step."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        cache = kwargs.get(self.registry_cache)
+        name, attention = constants_of(self.registry_constants)
+        cache = kwargs.get(name)
         transformed = not is_dynamo_compiling() and differentiating_otherwise()
         if cache is None or self.training or not APPENDS.active or transformed:
             return super().forward(*args, **kwargs)
         held = filled_layer(cache, self.layer_idx)
-        ours = self.config._attn_implementation == self.registry_attention
+        ours = self.config._attn_implementation == attention
         if not ours or held is None or getattr(cache, "offloading", False):
             return super().forward(*args, **kwargs)
         before = APPENDS.step
         step = APPENDS.step = AppendStep(cache, held.keys.dtype)
         try:
-            found = super().forward(*args, **{**kwargs, self.registry_cache: step})
+            found = super().forward(*args, **{**kwargs, name: step})
             step.finish()
         finally:
             APPENDS.step = before
@@ -69,7 +71,7 @@ def replace_appends(model: torch.nn.Module, attention: str, report: ApplyReport)
             for inner, module in inside:
                 cache, path = _cache_name(module), ".".join(filter(None, (name, child, inner)))
                 if cache and _hands_on(module, cache, rotary, dtype):
-                    swap(module, AppendingAttention, cache=cache, attention=attention)
+                    swap(module, AppendingAttention, (cache, attention))
                     report.add(PART, path)
                     replace_stack(parent)
                 elif cache:

@@ -11,7 +11,7 @@ from ....api import call
 from ....nn import PackedExpertsMlp
 from ....nn.expert_rows import ExpertRows
 from ..swapping import swap
-from .activations import ActivatedForward, activation_kind, gated
+from .activations import ActivatedForward, activation_kind, gated, kind_now
 
 
 class ExpertsForward(ActivatedForward):
@@ -30,16 +30,17 @@ class ExpertsForward(ActivatedForward):
     ) -> torch.Tensor:
         gate_up, down = self.gate_up_proj, self.down_proj
         otherwise = hidden_states.dtype is not gate_up.dtype or torch.is_autocast_enabled(hidden_states.device.type)
-        if otherwise or self._is_asked_for_another() or not self.activates():
+        kind = kind_now(self)
+        if otherwise or self._is_asked_for_another() or kind is None:
             plain: torch.Tensor = super().forward(hidden_states, top_k_index, top_k_weights)
             return plain
         given = (hidden_states, gate_up, down, top_k_weights)
         learning = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
         if not learning and top_k_weights.dtype in (torch.float32, hidden_states.dtype):
-            found: torch.Tensor = call("fused_moe", *given, top_k_index, self.registry_kind)
+            found: torch.Tensor = call("fused_moe", *given, top_k_index, kind)
             return found
         rows = ExpertRows.of(top_k_index, len(gate_up))
-        inner = gated(call("grouped_gemm", rows.gathered(hidden_states), gate_up, rows.offsets), self.registry_kind)
+        inner = gated(call("grouped_gemm", rows.gathered(hidden_states), gate_up, rows.offsets), kind)
         y: torch.Tensor = call("grouped_gemm", inner, down, rows.offsets)
         return rows.summed(y, top_k_weights, hidden_states.dtype)
 
@@ -58,8 +59,9 @@ class PackedExpertsForward(ActivatedForward):
 
     def gated(self, both: torch.Tensor) -> torch.Tensor:
         """``activation(gate) * up`` of ``both``: by one op if it has the activation, else by transformers."""
-        if self.activates():
-            return gated(both, self.registry_kind)
+        kind = kind_now(self)
+        if kind is not None:
+            return gated(both, kind)
         plain: torch.Tensor = super().gated(both)  # type: ignore[misc]
         return plain
 
@@ -76,12 +78,12 @@ def replace_experts(module: torch.nn.Module) -> str:
 
     Returns why not, "" if it is replaced.
     """
-    activation = ("act_fn", getattr(module, "act_fn", None))
-    kind = activation_kind(activation[1])
+    activation = getattr(module, "act_fn", None)
+    kind = activation_kind(activation)
     if kind is None:
         return "their activation function is neither silu nor gelu"
     if isinstance(module, PackedExpertsMlp):
-        swap(module, PackedExpertsForward, kind=kind, activation=activation)
+        swap(module, PackedExpertsForward, (kind, "act_fn"), activation=activation)
     else:
-        swap(module, ExpertsForward, kind=kind, activation=activation, replaced=_implementation(module))
+        swap(module, ExpertsForward, (kind, "act_fn"), activation=activation, replaced=_implementation(module))
     return ""

@@ -9,7 +9,7 @@ import torch
 from ....nn import PackedLinear
 from ..proofs import disagreement
 from ..swapping import has_hooks, swap, unswap
-from .activations import ActivatedForward, activation_kind
+from .activations import ActivatedForward, activation_kind, kind_now
 from .gated_gradients import down_of_gated
 from .linears import AnyLinear, LinearGroup
 
@@ -27,19 +27,13 @@ class GatedForward(ActivatedForward):
     registry_gate_up: LinearGroup
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        both = self.registry_gate_up.product(x) if self._has_its_layers() and self.activates() else None
-        if both is None:
+        kind = kind_now(self) if _has_its_layers(self) else None
+        both = None if kind is None else self.registry_gate_up.product(x)
+        if kind is None or both is None:
             plain: torch.Tensor = super().forward(x)
             return plain
-        y: torch.Tensor = down_of_gated(self.down_proj, both, self.registry_kind)
+        y: torch.Tensor = down_of_gated(self.down_proj, both, kind)
         return y
-
-    def _has_its_layers(self) -> bool:
-        # a replica of torch.nn.DataParallel has other tensors than the group's layers
-        gate, up = self.registry_gate_up.layers
-        found = self._modules
-        own = found.get("gate_proj") is gate and found.get("up_proj") is up
-        return own and not has_hooks(gate) and not has_hooks(up)
 
 
 class JointGatedForward(ActivatedForward):
@@ -49,11 +43,20 @@ class JointGatedForward(ActivatedForward):
     gate_up_proj: torch.nn.Module
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.activates():
+        kind = kind_now(self)
+        if kind is None:
             plain: torch.Tensor = super().forward(x)
             return plain
-        y: torch.Tensor = down_of_gated(self.down_proj, self.gate_up_proj(x), self.registry_kind)
+        y: torch.Tensor = down_of_gated(self.down_proj, self.gate_up_proj(x), kind)
         return y
+
+
+def _has_its_layers(module: GatedForward) -> bool:
+    # a replica of torch.nn.DataParallel has other tensors than the group's layers
+    gate, up = module.registry_gate_up.layers
+    found = module._modules
+    own = found.get("gate_proj") is gate and found.get("up_proj") is up
+    return own and not has_hooks(gate) and not has_hooks(up)
 
 
 def gate_and_up(module: torch.nn.Module) -> tuple[AnyLinear, AnyLinear] | None:
@@ -75,15 +78,15 @@ def replace_gated(module: torch.nn.Module, group: LinearGroup | None) -> str | N
     if (group is None and joint is None) or not hasattr(module, "down_proj"):
         return None
     functions = [(name, getattr(module, name)) for name in _ACTIVATIONS if getattr(module, name, None) is not None]
-    activation = next(iter(functions), ("", None))
-    kind = activation_kind(activation[1])
+    name, activation = next(iter(functions), ("", None))
+    kind = activation_kind(activation)
     if kind is None:
         return "its activation function is neither silu nor gelu"
     made: Any = GatedForward if group is not None else JointGatedForward
     before = type(module).forward
     like, cols = _like(group, joint)
     own = before.__get__(module)
-    swap(module, made, kind=kind, activation=activation, **({} if group is None else {"gate_up": group}))
+    swap(module, made, (kind, name), activation=activation, **({} if group is None else {"gate_up": group}))
     told = disagreement(own, module.forward, cols, like)
     if told:
         unswap(module)

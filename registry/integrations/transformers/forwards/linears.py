@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from weakref import WeakValueDictionary
 
 import torch
@@ -75,6 +75,9 @@ class MemberForward(Swapped):
 class DenseMember(MemberForward, LinearForward):
     """A dense layer of a group."""
 
+    # here, since torch.compile guards each class in which it has looked in vain
+    forward = MemberForward.forward
+
     def own(self, x: torch.Tensor) -> torch.Tensor:
         return LinearForward.forward(self, x)
 
@@ -82,9 +85,55 @@ class DenseMember(MemberForward, LinearForward):
 class PackedMember(MemberForward):
     """A packed layer of a group."""
 
+    forward = MemberForward.forward
+
     def own(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = super(MemberForward, self).forward(x)
         return y
+
+
+class JointFacts(NamedTuple):
+    """What stays of joint tensors: rows of each layer, the product's op, if there is a bias, and a packed form.
+
+    The form is ``(bits, group_size, shape, codebook, has zero points)``; None for a dense weight, and without one.
+    """
+
+    sizes: tuple[int, ...]
+    op: str
+    biased: bool
+    form: tuple[int, int, tuple[int, int], str | None, bool] | None
+
+    @classmethod
+    def of(
+        cls, layers: Sequence[AnyLinear], weight: torch.Tensor | PackedWeight | None, bias: torch.Tensor | None
+    ) -> JointFacts:
+        """The facts of layers with these joint tensors."""
+        sizes, biased = tuple(_sizes(layers)), bias is not None
+        if not isinstance(weight, PackedWeight):
+            return cls(sizes, "linear", biased, None)
+        form = (weight.bits, weight.group_size, weight.shape, weight.codebook, weight.zeros is not None)
+        return cls(sizes, product_op(weight), biased, form)
+
+
+class JointTensors(torch.nn.Module):
+    """The tensors of a group's joint weight and bias, for programs of torch.compile.
+
+    A module, since torch.compile guards a tensor of any other object in 2 to 4 us, and one of a module in half of one.
+    """
+
+    weight: torch.Tensor | None
+    qweight: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    bias: torch.Tensor | None
+
+    def __init__(self, weight: torch.Tensor | PackedWeight | None, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.bias = bias
+        if isinstance(weight, PackedWeight):
+            self.qweight, self.scales, self.zeros = weight.qweight, weight.scales, weight.zeros
+        else:
+            self.weight = weight
 
 
 class LinearGroup:
@@ -96,20 +145,26 @@ class LinearGroup:
 
     def __init__(self, layers: Sequence[AnyLinear]) -> None:
         self.layers = tuple(layers)
-        self._number = _known(self)
-        self.sizes = [layer.out_features for layer in layers]
-        self._weight: torch.Tensor | PackedWeight | None = None
-        self._bias: torch.Tensor | None = None
-        self._waiting: tuple[torch.Tensor, Hashable, Sequence[torch.Tensor]] | None = None
+        self._forget()
         self.join()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"layers": self.layers, "sizes": self.sizes, "_op": self._op}
+        return {"layers": self.layers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # of a copy or a file, whose layers are still being filled: their tensors are joined when one is called
-        self.__dict__.update(state, _weight=None, _bias=None, _waiting=None, _parts=[], _begins=[], _is_joined=False)
-        self._number = _known(self)
+        self.layers = state["layers"]
+        self._forget()
+
+    def _forget(self) -> None:
+        self._weight: torch.Tensor | PackedWeight | None = None
+        self._bias: torch.Tensor | None = None
+        self._tensors = JointTensors(None, None)
+        self._waiting: tuple[torch.Tensor, Hashable, Sequence[torch.Tensor]] | None = None
+        self._parts: list[torch.Tensor] = []
+        self._begins: list[int] = []
+        self._facts: JointFacts | None = None
+        self._is_joined, self._number = False, _known(self)
 
     @property
     def in_features(self) -> int:
@@ -119,19 +174,21 @@ class LinearGroup:
     @property
     def is_one(self) -> bool:
         """Whether the layers are one product."""
-        return self._joint() is not None
+        return _facts_of(self) is not None
 
     def product(self, x: torch.Tensor) -> torch.Tensor | None:
         """The outputs of all layers, one after another in the last dimension; None if they are not one product now."""
-        weight = self._joint()
+        facts = _facts_of(self)
+        if facts is None:
+            return None
+        weight, bias = _joint(self, facts)
         if weight is None or x.dtype is not weight.dtype:
             return None
         if isinstance(weight, PackedWeight):
-            packed: torch.Tensor = call(self._op, x, weight)
-            return packed if self._bias is None else packed + self._bias
+            packed: torch.Tensor = call(facts.op, x, weight)
+            return packed if bias is None else packed + bias
         if torch.is_autocast_enabled(x.device.type):
             return None
-        bias = self._bias
         if torch.is_grad_enabled():
             held = [part for layer in self.layers for part in _held(layer) if part is not None]
             learnt = [part for part in held if part.requires_grad]
@@ -145,34 +202,32 @@ class LinearGroup:
 
     def part(self, x: torch.Tensor, place: int) -> torch.Tensor | None:
         """The output of one layer, from the latest product if that was of ``x`` too; None as in ``product``."""
-        state = self._state(x)
+        state = _state(self, x)
         waiting = self._waiting
         if waiting is not None and waiting[0] is x and waiting[1] == state:
             parts = waiting[2]
         else:
-            y = self.product(x)
-            if y is None:
+            facts, y = _facts_of(self), self.product(x)
+            if facts is None or y is None:
                 return None
-            parts = y.split(self.sizes, -1)
-        self._waiting = None if place == len(self.sizes) - 1 else (x, state, parts)
+            parts = y.split(list(facts.sizes), -1)
+        self._waiting = None if place == len(parts) - 1 else (x, state, parts)
         return parts[place]
-
-    def _state(self, x: torch.Tensor) -> Hashable:
-        """What a product of ``x`` depends on beside it: versions of all tensors, and whether it is recorded."""
-        if is_dynamo_compiling():
-            return torch.is_grad_enabled(), version_of(x)
-        held = [part for layer in self.layers for part in _held(layer) if part is not None]
-        return torch.is_grad_enabled(), *map(version_of, (x, *held))
 
     def join(self) -> None:
         """Make the layers' tensors views of joint ones, if they are plain tensors of one kind."""
         self._weight = self._bias = self._waiting = None
-        self._is_joined, layers = True, self.layers
+        self._is_joined = True
+        layers = self.layers
         self._join_weights()
         self._join_biases()
-        self._op = product_op(self._weight) if isinstance(self._weight, PackedWeight) else "linear"
-        self._parts = [part for layer in layers for part in _held(layer)]
-        self._begins = [0 if part is None else part.data_ptr() for part in self._parts]
+        self._parts = _parts_now(self)
+        self._begins = [part.data_ptr() for part in self._parts]
+        self._tensors = JointTensors(self._weight, self._bias)
+        facts = JointFacts.of(layers, self._weight, self._bias)
+        if self._facts not in (None, facts):
+            self._number = _known(self)
+        self._facts = facts
 
     def _join_weights(self) -> None:
         layers = self.layers
@@ -180,7 +235,7 @@ class LinearGroup:
             weights = [*map(_main, layers)]
             if _alike(weights):
                 self._weight = _joined([weight.data for weight in weights], 0)
-                for weight, part in zip(weights, self._weight.split(self.sizes), strict=True):
+                for weight, part in zip(weights, self._weight.split(_sizes(layers)), strict=True):
                     weight.data = part
         elif all(isinstance(layer, PackedLinear) for layer in layers):
             self._weight = _joined_packed(layers)  # type: ignore[arg-type]
@@ -193,33 +248,17 @@ class LinearGroup:
             self._weight = None
             return
         self._bias = _joined([bias.data for bias in biases if bias is not None], 0)
-        for bias, part in zip(biases, self._bias.split(self.sizes), strict=True):
+        for bias, part in zip(biases, self._bias.split(_sizes(self.layers)), strict=True):
             assert bias is not None
             bias.data = part
-
-    def _joint(self) -> torch.Tensor | PackedWeight | None:
-        """The joint weight, if the layers' tensors are still its parts."""
-        if not _is_whole(self._number):
-            return None
-        if is_dynamo_compiling() and not self._has_its_parts():
-            return None
-        return self._weight
-
-    def _has_its_parts(self) -> bool:
-        """Whether the layers have the tensors that were joined; a compiled program is only run while they have."""
-        now = [part for layer in self.layers for part in _held(layer)]
-        return all(part is was for part, was in zip(now, self._parts, strict=True))
 
     def check(self) -> bool:
         """Whether the layers' tensors are still parts of the joint ones; those of a copy are joined first."""
         if not self._is_joined:
             self.join()
-        if self._weight is None:
+        if self._weight is None or not _has_its_parts(self):
             return False
-        if not self._has_its_parts():
-            return False
-        begins = zip(self._parts, self._begins, strict=True)
-        return all(part is None or part.data_ptr() == begin for part, begin in begins)
+        return all(part.data_ptr() == begin for part, begin in zip(self._parts, self._begins, strict=True))
 
 
 class _Joined(torch.autograd.Function):
@@ -248,21 +287,67 @@ def _of_parts(joint: torch.Tensor, parts: Sequence[Any]) -> torch.Tensor:
     return made
 
 
+# Functions, since torch.compile guards each method of an object that is no module.
+
+
+def _facts_of(group: LinearGroup) -> JointFacts | None:
+    """What is known of a group's joint tensors; None if the layers' tensors are not their parts now."""
+    if not is_dynamo_compiling():
+        return group._facts if group.check() else None
+    facts = _facts_of_number(group._number)
+    return None if facts is None or not _has_its_parts(group) else JointFacts(*facts)
+
+
+def _joint(group: LinearGroup, facts: JointFacts) -> tuple[torch.Tensor | PackedWeight | None, torch.Tensor | None]:
+    """The joint weight and bias; in a trace a packed weight is made of its tensors and of what is known of it."""
+    if not is_dynamo_compiling():
+        return group._weight, group._bias
+    held = group._tensors
+    bias = held.bias if facts.biased else None
+    if facts.form is None:
+        return held.weight, bias
+    bits, group_size, shape, codebook, has_zeros = facts.form
+    zeros = held.zeros if has_zeros else None
+    return PackedWeight(held.qweight, held.scales, zeros, bits, group_size, shape, codebook=codebook), bias
+
+
+def _has_its_parts(group: LinearGroup) -> bool:
+    """Whether the layers have the tensors that were joined; a compiled program is only run while they have."""
+    now, before = _parts_now(group), group._parts
+    return len(now) == len(before) and all(part is was for part, was in zip(now, before, strict=True))
+
+
+def _parts_now(group: LinearGroup) -> list[torch.Tensor]:
+    return [part for layer in group.layers for part in _held(layer) if part is not None]
+
+
+def _state(group: LinearGroup, x: torch.Tensor) -> Hashable:
+    """What a product of ``x`` depends on beside it: versions of all tensors, and whether it is recorded."""
+    if is_dynamo_compiling():
+        return torch.is_grad_enabled(), version_of(x)
+    return torch.is_grad_enabled(), *map(version_of, (x, *_parts_now(group)))
+
+
 _GROUPS: WeakValueDictionary[int, LinearGroup] = WeakValueDictionary()
 _NUMBERS = itertools.count()
 
 
 def _known(group: LinearGroup) -> int:
-    """A number by which a trace of torch.compile finds the group."""
+    """A number by which a trace of torch.compile finds the group and its facts; other facts have another number."""
     number = next(_NUMBERS)
     _GROUPS[number] = group
     return number
 
 
 @constant_while_tracing
-def _is_whole(number: int) -> bool:
-    """``LinearGroup.check`` of the group of that number."""
-    return _GROUPS[number].check()
+def _facts_of_number(number: int) -> tuple[Any, ...] | None:
+    """The facts of the group of that number, None if it is not whole."""
+    group = _GROUPS[number]
+    return tuple(group._facts) if group.check() and group._facts else None
+
+
+def _sizes(layers: Sequence[AnyLinear]) -> list[int]:
+    return [layer.out_features for layer in layers]
 
 
 def _held(layer: AnyLinear) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -291,7 +376,7 @@ def _joined_packed(layers: Sequence[PackedLinear]) -> PackedWeight | None:
     forms = {(each.bits, each.group_size, each.codebook, each.dtype, each.zeros is None) for each in weights}
     if len(forms) > 1 or any(each.g_idx is not None or each.qweight.is_meta for each in weights):
         return None
-    sizes = [layer.out_features for layer in layers]
+    sizes = _sizes(layers)
     joint: dict[str, torch.Tensor | None] = {"zeros": None}
     for name in ("qweight", "scales", *(() if first.zeros is None else ("zeros",))):
         whole = joint[name] = _joined([getattr(each, name) for each in weights], 1)

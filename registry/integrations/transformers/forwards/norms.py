@@ -8,6 +8,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
+from ....tracing import constants_of
 from ..proofs import disagreement
 from ..swapping import Swapped, swap
 from .norms_ahead import AHEAD
@@ -18,11 +19,12 @@ _OFFSETS = (0.0, 1.0)
 
 
 class RmsNormForward(Swapped):
-    """``rms_norm(x, weight + offset)``; for activations of another dtype than the weight's the module's own forward."""
+    """``rms_norm(x, weight + offset)``; for activations of another dtype than the weight's the module's own forward.
+
+    Its constants are eps and the offset.
+    """
 
     weight: torch.nn.Parameter
-    registry_eps: float
-    registry_offset: float
     registry_shifted: tuple[int, int, torch.Tensor] | None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -33,18 +35,19 @@ class RmsNormForward(Swapped):
         if x.dtype is not weight.dtype:
             plain: torch.Tensor = super().forward(x)
             return plain
-        if self.registry_offset:
-            weight = self._shifted(weight)
-        y: torch.Tensor = call("rms_norm", x, weight, eps=self.registry_eps)
+        eps, offset = constants_of(self.registry_constants)
+        if offset:
+            weight = self._shifted(weight, offset)
+        y: torch.Tensor = call("rms_norm", x, weight, eps=eps)
         return y
 
-    def _shifted(self, weight: torch.Tensor) -> torch.Tensor:
+    def _shifted(self, weight: torch.Tensor, offset: float) -> torch.Tensor:
         """The weight plus the offset in fp32, made once while nothing records its gradient."""
         if is_dynamo_compiling() or torch.is_grad_enabled() or weight.is_inference():
-            return weight.float() + self.registry_offset
+            return weight.float() + offset
         known, now = self.registry_shifted, (weight.data_ptr(), weight._version)
         if known is None or known[:2] != now:
-            known = *now, weight.float() + self.registry_offset
+            known = *now, weight.float() + offset
             object.__setattr__(self, "registry_shifted", known)
         return known[2]
 
@@ -82,7 +85,7 @@ def replace_norm(module: torch.nn.Module) -> str | None:
     for offset in _OFFSETS:
         told = disagreement(module.forward, lambda x, by=offset: _normed(x, weight, eps, by), len(weight), weight)  # type: ignore[misc]
         if not told:
-            swap(module, RmsNormForward, eps=eps, offset=offset, shifted=None)
+            swap(module, RmsNormForward, (eps, offset), shifted=None)
             return ""
     return told
 

@@ -13,6 +13,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
+from ....tracing import constants_of
 from ..layer_proofs import ResidualForm, hands_on, residual_form
 from ..report import ApplyReport
 from ..swapping import Swapped, swap
@@ -25,18 +26,20 @@ PART = "residual sum with the norm that follows"
 
 
 class ResidualLayer(Swapped):
-    """A decoder layer of a known form, whose sums are computed with the norms that follow them."""
+    """A decoder layer of a known form, whose sums are computed with the norms that follow them.
 
-    registry_form: ResidualForm
+    Its constants are those of the form.
+    """
+
     registry_next: torch.nn.Module | None
     """The norm of the layer's output: the next layer's, or the last one of the model."""
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        form = self.registry_form
+        form = ResidualForm(*constants_of(self.registry_constants))
         if not is_dynamo_compiling() or args or self.training or _drops(self, form):
             plain: torch.Tensor = super().forward(hidden_states, *args, **kwargs)
             return plain
-        given = {**form.defaults, **kwargs}
+        given = {**dict(form.defaults), **kwargs}
         x = getattr(self, form.first_norm)(hidden_states)
         attention = getattr(self, form.attention)
         attended = attention(**{form.keyword: x}, **given) if form.keyword else attention(x, **given)
@@ -68,7 +71,7 @@ def _replace_layers(parent: torch.nn.Module, child: str, prefix: str, report: Ap
     Of layers that were replaced before, the norm that follows is found again.
     """
     layers: Any = parent._modules[child]
-    forms = [layer.registry_form if isinstance(layer, ResidualLayer) else residual_form(layer) for layer in layers]
+    forms = [_known_form(layer) if isinstance(layer, ResidualLayer) else residual_form(layer) for layer in layers]
     known = [form for form in forms if not isinstance(form, str)]
     norms = [name for name, one in parent.named_children() if isinstance(one, RmsNormForward)]
     free = not isinstance(parent, Swapped) or isinstance(parent, LayerStack)
@@ -84,7 +87,7 @@ def _replace_layers(parent: torch.nn.Module, child: str, prefix: str, report: Ap
         # a layer that stands in several places has no one norm that follows it
         after = following[at] if whole and sum(one is layer for one in layers) == 1 else ""
         if not isinstance(layer, ResidualLayer):
-            swap(layer, ResidualLayer, form=form, next=None)
+            swap(layer, ResidualLayer, tuple(form), next=None)
             report.add(PART, f"{prefix}{child}.{at}.{form.second_norm}")
         norm = parent.get_submodule(after) if after else None
         if layer.registry_next is not norm:
@@ -98,6 +101,10 @@ def _replace_layers(parent: torch.nn.Module, child: str, prefix: str, report: Ap
         report.leave(f"{PART} in the next layer: the model changes what its layers return", prefix.rstrip("."))
 
 
+def _known_form(layer: ResidualLayer) -> ResidualForm | str:
+    return ResidualForm(*constants_of(layer.registry_constants))
+
+
 def _drops(layer: torch.nn.Module, form: ResidualForm) -> bool:
     """Whether a part of what is added is dropped, as in training."""
     return any(getattr(layer, name).training for name in form.dropouts)
@@ -108,7 +115,8 @@ def _added(out: torch.Tensor, residual: torch.Tensor, norm: Any) -> torch.Tensor
     if norm is None or not _fused(out, residual, norm):
         return residual + out
     normed, total = out.clone(), residual.clone()
-    call("fused_add_rms_norm", normed, total, norm.weight, norm.registry_eps, norm.registry_offset)
+    eps, offset = constants_of(norm.registry_constants)
+    call("fused_add_rms_norm", normed, total, norm.weight, eps, offset)
     AHEAD.keep(norm, total, normed)
     return total
 
