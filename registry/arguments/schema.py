@@ -93,6 +93,8 @@ def kind_of(value: Any) -> Kind:
 def _type_name(value: Any) -> str:
     if is_dynamo_compiling():
         # type(value) would be a guard for each attribute of a module, and fails for a constant of the trace
+        if value is None:
+            return "NoneType"
         for kind in (bool, int, float, str):
             if isinstance(value, kind):
                 return kind.__name__

@@ -115,7 +115,7 @@ class _LayerRun:
             children[name] = torch.nn.Identity() if isinstance(child, torch.nn.Dropout) else recorder
         try:
             with torch.no_grad():
-                self._y = type(self._layer).forward(_shell(self._layer, children), self._x, **self._given)
+                self._y = type(self._layer).forward(shell_of(self._layer, children), self._x, **self._given)
         except Exception:  # a layer's code may raise anything for modules that it does not have
             return False
         return True
@@ -165,7 +165,7 @@ def hands_on(model: torch.nn.Module, layers: str, norm: str) -> bool:
     last = _Recorder("norm", results[-1], calls, model._modules[norm])
     try:
         with torch.no_grad():
-            shell = _shell(model, {layers: torch.nn.ModuleList(stubs), norm: last})
+            shell = shell_of(model, {layers: torch.nn.ModuleList(stubs), norm: last})
             type(model).forward(shell, inputs_embeds=given, use_cache=False)
     except Exception:  # a model's code may raise anything for modules that it does not have
         return False
@@ -176,7 +176,7 @@ def hands_on(model: torch.nn.Module, layers: str, norm: str) -> bool:
     return same and not any(one._version for one in results)
 
 
-def _shell(module: Any, children: Mapping[str, torch.nn.Module]) -> Any:
+def shell_of(module: Any, children: Mapping[str, torch.nn.Module]) -> Any:
     """A module in evaluation of the same class and attributes, with some other children."""
     shell = copy.copy(module)
     shell.__dict__.update(_modules={**module._modules, **children}, training=False)

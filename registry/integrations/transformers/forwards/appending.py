@@ -73,7 +73,7 @@ def replace_appends(model: torch.nn.Module, attention: str, report: ApplyReport)
                 if cache and _hands_on(module, cache, rotary, dtype):
                     swap(module, AppendingAttention, (cache, attention))
                     report.add(PART, path)
-                    replace_stack(parent)
+                    replace_stack(parent, child)
                 elif cache:
                     report.leave(f"{PART}: it does not hand on what was rotated as it is", path)
 

@@ -96,7 +96,7 @@ def _replace_layers(parent: torch.nn.Module, child: str, prefix: str, report: Ap
             if after:
                 report.add(PART, f"{prefix}{after}")
     if known and whole:
-        replace_stack(parent)
+        replace_stack(parent, child)
     elif known:
         report.leave(f"{PART} in the next layer: the model changes what its layers return", prefix.rstrip("."))
 
