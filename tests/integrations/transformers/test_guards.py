@@ -40,7 +40,8 @@ def guards_a_layer(monkeypatch: pytest.MonkeyPatch, **how: Any) -> str:
     with torch.no_grad():
         torch.compile(model, backend="eager", fullgraph=True)(prompt(), use_cache=False)
     lines = max(texts, key=len).splitlines()
-    last = [line for line in lines if "_modules['layers']._modules['2']" in line.split("#")[0].split("check_no_")[0]]
+    guards = [line.split("#")[0].split("check_no_")[0] for line in lines]
+    last = [guard for guard in guards if "_modules['layers']._modules['2']" in guard]
     return "\n".join(last)
 
 
