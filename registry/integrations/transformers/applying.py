@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from ...errors import InvalidArgumentError
 from ...nn import PackedLinear
@@ -16,13 +17,13 @@ from .forwards.fused_losses import fuse_loss
 from .forwards.gated_mlps import gate_and_up, replace_gated
 from .forwards.gelus import replace_gelu
 from .forwards.linears import AnyLinear, DenseMember, LinearForward, LinearGroup, PackedMember
-from .forwards.norms import replace_norm
+from .forwards.norms import LayerNormForward, replace_norm
 from .forwards.residual_sums import replace_residual_sums
 from .forwards.rotary import replace_rotary, restore_rotary
 from .loss_proofs import between_output_and_loss, output_layer
 from .losses import causal_lm_loss
 from .quantization.experts import expert_modules, packed_experts
-from .quantizing import format_of, pack_linears
+from .quantizing import GROUP_SIZE, format_of, lost_weights, packing_of, put, refuse_without_format
 from .report import ApplyReport
 from .swapping import Swapped, swap, swapped, unswap
 
@@ -30,7 +31,6 @@ WeightFormat = Literal["int8", "int4", "int2", "int1", "nf4", "fp8", "w8a8", "w4
 
 _ATTENTION = "_registry_attention"
 _LOSS = "_registry_loss"
-_PACKED = "_registry_packed"
 _TOGETHER = (("q_proj", "k_proj", "v_proj"),)
 """Linear layers of one input in attention modules."""
 
@@ -39,7 +39,7 @@ def apply(
     model: torch.nn.Module,
     *,
     quantize: WeightFormat | None = None,
-    group_size: int = 128,
+    group_size: int = GROUP_SIZE,
     symmetric: bool = False,
     lm_head: bool = False,
     fused_loss: bool = True,
@@ -62,10 +62,20 @@ def apply(
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(f"apply: got a {type(model).__name__}, expected a model (torch.nn.Module)")
+    for name, value in (("symmetric", symmetric), ("lm_head", lm_head), ("fused_loss", fused_loss)):
+        if not isinstance(value, bool):
+            raise InvalidArgumentError(f"apply: {name}={value!r}, expected True or False")
     report = ApplyReport()
-    if quantize is not None:
-        packed = pack_linears(model, format_of(quantize, group_size, symmetric), lm_head=lm_head, report=report)
-        setattr(model, _PACKED, packed or getattr(model, _PACKED, False))
+    if quantize is None:
+        refuse_without_format(group_size, symmetric, lm_head)
+        _check_loaded(model)
+    else:
+        config = format_of(quantize, group_size, symmetric)
+        packing = packing_of(model, config, lm_head=lm_head, report=report)
+        if packing:
+            # parts that were replaced before hold on to the dense layers
+            _restore_modules(model)
+            put(model, packing, report)
     for name, module in list(model.named_modules()):
         if not isinstance(module, Swapped):
             _replace(module, name, report)
@@ -76,6 +86,7 @@ def apply(
     _replace_rotary(model, report)
     _replace_attention(model, report)
     replace_residual_sums(model, report)
+    _leave_layer_norms(model, report)
     if hasattr(model, _ATTENTION):
         replace_appends(model, NAME, report)
     _replace_loss(model, report, fused=fused_loss)
@@ -87,22 +98,39 @@ def restore(model: torch.nn.Module) -> None:
 
     Raises InvalidArgumentError if ``apply`` has packed weights: those in full precision are gone.
     """
-    if getattr(model, _PACKED, False):
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgumentError(f"restore: got a {type(model).__name__}, expected a model (torch.nn.Module)")
+    if lost_weights(model):
         raise InvalidArgumentError(
             "restore: the model was quantised, and its weights in full precision are gone", hint="load it again"
         )
+    _restore_modules(model)
+    if hasattr(model, _ATTENTION):
+        model.set_attn_implementation(getattr(model, _ATTENTION))  # type: ignore[operator]
+        delattr(model, _ATTENTION)
+
+
+def _restore_modules(model: torch.nn.Module) -> None:
+    """Undo ``apply`` but for the model's choice of attention."""
     for _, module in list(swapped(model)):
         if hasattr(module, "registry_group") or hasattr(module, "registry_gate_up"):
             for layer in (module, *module.children()):
                 _separate(layer)
         restore_rotary(module)
         unswap(module)
-    if hasattr(model, _ATTENTION):
-        model.set_attn_implementation(getattr(model, _ATTENTION))  # type: ignore[operator]
-        delattr(model, _ATTENTION)
     if hasattr(model, _LOSS):
         del model._loss_function
         delattr(model, _LOSS)
+
+
+def _check_loaded(model: torch.nn.Module) -> None:
+    """Raise InvalidArgumentError for weights on meta, unless accelerate holds them elsewhere until they are needed."""
+    for name, module in model.named_modules():
+        empty = [part for part, weight in module.named_parameters(recurse=False) if weight.is_meta]
+        if empty and not hasattr(module, "_hf_hook"):
+            raise InvalidArgumentError(
+                f"apply: {f'{name}.{empty[0]}'.lstrip('.')} is not loaded", hint="load the model's weights first"
+            )
 
 
 def _separate(module: torch.nn.Module) -> None:
@@ -129,6 +157,8 @@ def _replace(module: torch.nn.Module, name: str, report: ApplyReport) -> None:
         if told is not None:
             report.leave(f"{part}: {told}", name) if told else report.add(part, name)
             return
+    if isinstance(module, Conv1D):
+        report.leave("linear: Conv1D, whose weight is transposed, stays transformers' own unless it is packed", name)
     if type(module) is torch.nn.Linear:
         if type(module.weight.data) is torch.Tensor:
             swap(module, LinearForward)
@@ -138,11 +168,22 @@ def _replace(module: torch.nn.Module, name: str, report: ApplyReport) -> None:
 
 
 def _replace_rotary(model: torch.nn.Module, report: ApplyReport) -> None:
-    like = next((one for one in model.parameters() if one.dtype.is_floating_point), None)
+    first = next((one for one in model.parameters() if one.dtype.is_floating_point), None)
+    # a plain tensor, also where the parameters are spread over devices
+    like = None if first is None else torch.empty(0, dtype=first.dtype, device=first.device)
     for name, module in list(model.named_modules()):
         told = None if like is None or isinstance(module, Swapped) else replace_rotary(module, like)
         if told is not None:
             report.leave(f"rotary positions: {told}", name) if told else report.add("rotary positions", name)
+
+
+def _leave_layer_norms(model: torch.nn.Module, report: ApplyReport) -> None:
+    """Note decoder layers whose sums no op takes together with their norms, GPT-2's and Phi's."""
+    for name, layers in model.named_modules():
+        if isinstance(layers, torch.nn.ModuleList):
+            for at, layer in enumerate(layers):
+                if any(isinstance(one, LayerNormForward) for one in layer.children()):
+                    report.leave("residual sums: fused_add_rms_norm takes no layer norm", f"{name}.{at}")
 
 
 def _groups(module: torch.nn.Module) -> Iterator[tuple[list[AnyLinear], tuple[str, ...]]]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from peft import LoraConfig
 from peft.tuners.lora.layer import Linear as LoraLinear
 
 from ....errors import InvalidArgumentError
-from ....nn import PackedLinear
+from ....nn import ScaledLinear
+from .dense import DenseLayer
+from .replacing import PackedLayer
 
 _INITIALISATIONS = (True, False, "gaussian", "eva")
 """Of ``init_lora_weights``: those that do not read the weight."""
@@ -25,8 +27,18 @@ class PackedLoraLinear(LoraLinear):  # type: ignore[misc, unused-ignore]
             warnings.filterwarnings("ignore", message="Unsupported layer type", category=UserWarning)
             super().__init__(base_layer, adapter_name, config=config, **kwargs)
 
+    def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
+        """Move an adapter to the base layer's device, or ``device``; PEFT looks for it at a weight."""
+        base = self.get_base_layer()
+        if device is None and isinstance(base, ScaledLinear):
+            device = base.levels.device
+        super()._move_adapter_to_device_of_base_layer(adapter_name, device)
+
     def merge(self, *args: Any, **kwargs: Any) -> None:
-        """Raise InvalidArgumentError: the sum of a packed weight and an adapter would be rounded again."""
+        """PEFT's merge, after ``dequantize``. Raises InvalidArgumentError before: the sum would be rounded again."""
+        if not isinstance(self.get_base_layer(), PackedLayer):
+            super().merge(*args, **kwargs)
+            return
         raise InvalidArgumentError(
             "LoRA: adapters are not merged into packed layers, whose few bits would lose them",
             hint="save the adapters, and merge them into the model in full precision or after model.dequantize()",
@@ -46,7 +58,7 @@ def pack_aware(config: LoraConfig, model: torch.nn.Module | None = None) -> Lora
         raise InvalidArgumentError("lora_config: use_dora=True needs weights in full precision", hint="use_dora=False")
     if config.target_modules == "all-linear" and model is not None:
         config.target_modules = _all_linear(model)
-    config._register_custom_module({PackedLinear: PackedLoraLinear})
+    config._register_custom_module(dict.fromkeys(get_args(PackedLayer), PackedLoraLinear))
     return config
 
 
@@ -57,5 +69,5 @@ def _all_linear(model: torch.nn.Module) -> list[str]:
     return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear | PackedLinear) and module is not head
+        if isinstance(module, DenseLayer | PackedLayer) and module is not head
     ]
