@@ -22,6 +22,7 @@ from .forwards.residual_sums import replace_residual_sums
 from .forwards.rotary import replace_rotary, restore_rotary
 from .loss_proofs import between_output_and_loss, output_layer
 from .losses import causal_lm_loss
+from .proofs import SPREAD, is_spread
 from .quantization.experts import expert_modules, packed_experts
 from .quantizing import GROUP_SIZE, format_of, lost_weights, packing_of, put, refuse_without_format
 from .report import ApplyReport
@@ -164,7 +165,8 @@ def _replace(module: torch.nn.Module, name: str, report: ApplyReport) -> None:
             swap(module, LinearForward)
             report.add("linear", name)
         else:
-            report.leave(f"linear: its weight is a {type(module.weight.data).__name__}", name)
+            told = SPREAD if is_spread(module.weight) else f"its weight is a {type(module.weight.data).__name__}"
+            report.leave(f"linear: {told}", name)
 
 
 def _replace_rotary(model: torch.nn.Module, report: ApplyReport) -> None:

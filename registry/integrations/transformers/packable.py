@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from ...errors import InvalidArgumentError
 from .adapters import kept_by_adapters
+from .proofs import is_spread
 from .quantization import RegistryConfig
 from .quantization.dense import DenseLayer, linear_layers, own_class
 from .quantization.experts import BITS, expert_modules, packed_experts
@@ -65,17 +66,12 @@ def packable(model: torch.nn.Module, config: RegistryConfig, *, lm_head: bool) -
 def _check_weight(name: str, weight: torch.Tensor) -> None:
     if weight.is_meta:
         raise InvalidArgumentError(f"apply: the weight of {name} is not loaded", hint="load the model's weights first")
-    if spread(weight):
+    if is_spread(weight):
         raise InvalidArgumentError(
             f"apply: the weight of {name} is spread over devices (DTensor), and is packed only as a whole",
             hint="quantise first: apply(model, quantize=...), then fully_shard(model); for a tensor-parallel plan leave"
             " out quantize",
         )
-
-
-def spread(tensor: torch.Tensor) -> bool:
-    """True for a part of a tensor that several devices hold, as FSDP2 and tensor-parallel plans make them."""
-    return type(tensor.data).__name__ == "DTensor"
 
 
 def _unlike(layer: DenseLayer) -> str:
