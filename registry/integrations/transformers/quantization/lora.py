@@ -10,7 +10,6 @@ from peft import LoraConfig
 from peft.tuners.lora.layer import Linear as LoraLinear
 
 from ....errors import InvalidArgumentError
-from ....nn import ScaledLinear
 from .dense import DenseLayer
 from .replacing import PackedLayer
 
@@ -26,13 +25,6 @@ class PackedLoraLinear(LoraLinear):  # type: ignore[misc, unused-ignore]
             # PEFT warns of every class that is not its own
             warnings.filterwarnings("ignore", message="Unsupported layer type", category=UserWarning)
             super().__init__(base_layer, adapter_name, config=config, **kwargs)
-
-    def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
-        """Move an adapter to the base layer's device, or ``device``; PEFT looks for it at a weight."""
-        base = self.get_base_layer()
-        if device is None and isinstance(base, ScaledLinear):
-            device = base.levels.device
-        super()._move_adapter_to_device_of_base_layer(adapter_name, device)
 
     def merge(self, *args: Any, **kwargs: Any) -> None:
         """PEFT's merge, after ``dequantize``. Raises InvalidArgumentError before: the sum would be rounded again."""
