@@ -21,7 +21,6 @@ READ = "not packed: the {} adapter beside it needs its weight in full precision"
 def kept_by_adapters(model: torch.nn.Module) -> dict[int, str]:
     """Why modules may not be packed, by their ids: adapters, what PEFT trains, and what an adapter must read."""
     kept: dict[int, str] = {}
-    adapted = False
     for module in model.modules():
         if hasattr(type(module), "adapter_layer_names"):
             kept |= _of_adapter(module)
@@ -29,12 +28,16 @@ def kept_by_adapters(model: torch.nn.Module) -> dict[int, str]:
         prompts = module._modules.get("prompt_encoder") if hasattr(module, "peft_config") else None
         if prompts is not None:
             kept |= dict.fromkeys(map(id, prompts.modules()), LEARNS)
-        adapted = adapted or hasattr(module, "peft_config") or hasattr(type(module), "adapter_layer_names")
-    if adapted:
+    if has_adapters(model):
         # a model's own weights are frozen beside adapters
         learning = (module for module in model.modules() if _learns(module) and id(module) not in kept)
         kept |= dict.fromkeys(map(id, learning), TRAINED)
     return kept
+
+
+def has_adapters(model: torch.nn.Module) -> bool:
+    """True for a model with PEFT's adapters, beside which its own weights are frozen."""
+    return any(hasattr(one, "peft_config") or hasattr(type(one), "adapter_layer_names") for one in model.modules())
 
 
 def lora_layers(model: torch.nn.Module) -> Iterator[Any]:
@@ -61,8 +64,9 @@ def _is_plain_lora(layer: Any) -> bool:
     own: Any = type(layer)
     while issubclass(own, Swapped):
         own = own.registry_class
-    is_lora = own.__name__ == "Linear" and own.__module__ == "peft.tuners.lora.layer"
-    return is_lora and not getattr(layer, "lora_variant", None)
+    known = own.__name__ == "Linear" and own.__module__ == "peft.tuners.lora.layer"
+    # that of lora_config, whose base may have been dequantised
+    return (known or own.__name__ == "PackedLoraLinear") and not getattr(layer, "lora_variant", None)
 
 
 def _method(layer: Any) -> str:

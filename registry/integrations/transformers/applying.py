@@ -106,9 +106,11 @@ def restore(model: torch.nn.Module) -> None:
             "restore: the model was quantised, and its weights in full precision are gone", hint="load it again"
         )
     _restore_modules(model)
-    if hasattr(model, _ATTENTION):
-        model.set_attn_implementation(getattr(model, _ATTENTION))  # type: ignore[operator]
-        delattr(model, _ATTENTION)
+    # a model of PEFT may stand around the one that apply was called with
+    for holder in model.modules():
+        if _ATTENTION in vars(holder):
+            holder.set_attn_implementation(getattr(holder, _ATTENTION))  # type: ignore[operator]
+            delattr(holder, _ATTENTION)
 
 
 def _restore_modules(model: torch.nn.Module) -> None:
@@ -119,9 +121,10 @@ def _restore_modules(model: torch.nn.Module) -> None:
                 _separate(layer)
         restore_rotary(module)
         unswap(module)
-    if hasattr(model, _LOSS):
-        del model._loss_function
-        delattr(model, _LOSS)
+    for holder in model.modules():
+        if _LOSS in vars(holder):
+            delattr(holder, "_loss_function")
+            delattr(holder, _LOSS)
 
 
 def _check_loaded(model: torch.nn.Module) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # see late_imports
     from peft import IA3Config, LoraConfig, PrefixTuningConfig, get_peft_model, inject_adapter_in_model
 
     from registry.integrations.transformers import apply, restore
+    from registry.integrations.transformers.swapping import swapped
 
 # names that the oldest supported transformers has, and that PEFT asks for
 pytestmark = [
@@ -38,6 +39,10 @@ def lora(**options: Any) -> Any:
 
 def packed_names(model: torch.nn.Module) -> list[str]:
     return [name for name, one in model.named_modules() if isinstance(one, PackedLinear | ScaledLinear)]
+
+
+def packed_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    return [model.get_submodule(name) for name in packed_names(model)]
 
 
 def learnt(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -81,6 +86,38 @@ def test_adapters_are_merged_once_the_model_is_dequantised() -> None:
         found = merged(prompt()).logits
     assert not packed_names(model)
     assert (found.double() - expected.double()).abs().max() < 0.05 * expected.double().abs().max()
+
+
+def test_a_dequantised_base_is_packed_again_in_another_format() -> None:
+    model = adapted(lora())
+    apply(model, quantize="int4")
+    names = set(learnt(model))
+    model.get_base_model().dequantize()
+    assert set(learnt(model)) == names
+    apply(model, quantize="fp8")
+    assert [type(one) for one in packed_layers(model)] == [ScaledLinear] * 14
+
+
+def test_a_model_inside_peft_is_restored() -> None:
+    inner = tiny("llama")
+    apply(inner)
+    model = get_peft_model(inner, lora())
+    restore(model)
+    assert not list(swapped(model))
+    assert inner.config._attn_implementation == "eager"
+    model.train()(prompt(), labels=prompt()).loss.backward()
+
+
+def test_lora_learns_beside_a_packed_conv1d() -> None:
+    model = get_peft_model(tiny("gpt2"), lora(target_modules=["c_attn"], fan_in_fan_out=True))
+    apply(model, quantize="int4")
+    assert len(packed_names(model)) == 8
+    model.train()(prompt(), labels=prompt()).loss.backward()
+    assert all(one.grad is not None for one in learnt(model).values())
+    model.eval().get_base_model().dequantize()
+    with torch.no_grad():
+        expected = model(prompt()).logits
+        assert torch.allclose(model.merge_and_unload()(prompt()).logits, expected, atol=1e-4)
 
 
 def test_a_packed_base_is_saved_without_its_adapters_and_loaded(tmp_path: Path) -> None:

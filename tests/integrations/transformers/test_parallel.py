@@ -81,6 +81,35 @@ def test_ranks_train_as_one_plain_model_does(way: str, tmp_path: Path) -> None:
         assert torch.load(tmp_path / f"losses{rank}") == pytest.approx(expected, abs=2e-4)
 
 
+def _packed_rank(rank: int, folder: str) -> None:
+    from registry.integrations.transformers import apply
+
+    torch.set_num_threads(1)
+    os.environ["KERNEL_REGISTRY_DB"] = f"{folder}/{rank}.db"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
+    try:
+        model = tiny("llama")
+        apply(model, quantize="fp8")
+        # gloo sends no float8, and what is packed alike need not be sent
+        spread = torch.nn.parallel.DistributedDataParallel(model, init_sync=False, broadcast_buffers=False)
+        found = losses(spread)
+    finally:
+        dist.destroy_process_group()
+    torch.save(found, f"{folder}/losses{rank}")
+
+
+@pytest.mark.thorough
+def test_ranks_train_norms_beside_float8_as_one_does(tmp_path: Path) -> None:
+    from registry.integrations.transformers import apply
+
+    spawn(_packed_rank, (str(tmp_path),), nprocs=RANKS)
+    alone = tiny("llama")
+    apply(alone, quantize="fp8")
+    expected = losses(alone)
+    for rank in range(RANKS):
+        assert torch.load(tmp_path / f"losses{rank}") == pytest.approx(expected, abs=2e-3)
+
+
 @pytest.fixture
 def one_rank() -> Iterator[None]:
     """This process is a group by itself."""

@@ -9,6 +9,7 @@ import torch
 from ....errors import InvalidArgumentError
 from ....nn import PackedA8Linear, PackedLinear, ScaledLinear
 from ....packed import GROUP_SIZES
+from ..adapters import has_adapters
 from .checkpoints import PackedForm
 from .dense import DenseLayer, dense_layer, shape_of
 
@@ -59,11 +60,16 @@ def put_packed(model: torch.nn.Module, name: str, packed: PackedLayer) -> None:
 
 
 def unpack_layers(model: torch.nn.Module, dtype: torch.dtype | None = None) -> None:
-    """Replace all packed layers by dense layers with the dequantised weights, in ``dtype`` or the scales' dtype."""
+    """Replace all packed layers by dense layers with the dequantised weights, in ``dtype`` or the scales' dtype.
+
+    The weights learn, but beside adapters.
+    """
+    learns = not has_adapters(model)
     for name, packed in list(packed_layers(model)):
         if isinstance(packed, ScaledLinear):
             weight = packed.dequantize(dtype or packed.scales.dtype)
         else:
             weight = packed.weight.dequantize()
         dense = dense_layer(weight, packed.bias, conv1d=_CONV1D in vars(packed))
+        dense.weight.requires_grad_(learns)
         model.set_submodule(name, dense.to(dtype).train(packed.training))
