@@ -1,6 +1,6 @@
 """What transformers initialises after loading, with packed layers left alone.
 
-``_init_weights`` of some models, GPT-2 and Mamba among them, sets the weights of a module's children, too.
+``_init_weights`` of some models, GPT-2 and Mamba-2 among them, sets the weights of a module's children, too.
 """
 
 from __future__ import annotations
