@@ -17,6 +17,8 @@ from .quantization.experts import BITS, expert_modules, packed_experts
 from .quantization.replacing import packed_layers
 
 _OUTPUT = "not packed: the output layer (lm_head=True packs it)"
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
+"""Classes of torch that have noted a model's parameters, which packed layers no longer have."""
 _EXPERTS = "not packed: experts are in 4 bits without a codebook"
 
 
@@ -32,9 +34,10 @@ class Packable:
 def packable(model: torch.nn.Module, config: RegistryConfig, *, lm_head: bool) -> Packable:
     """What of a model is packed in that format.
 
-    Raises InvalidArgumentError for weights that are not loaded or are spread over devices, and if there is no layer
-    that is, or could be, packed.
+    Raises InvalidArgumentError for weights that are not loaded or are spread over devices, for a model in a wrapper of
+    data parallelism, and if there is no layer that is, or could be, packed.
     """
+    _check_unwrapped(model)
     found, kept, shared = Packable(), kept_by_adapters(model), _shared(model)
     outputs = frozenset() if lm_head else _of_outputs(model)
     for name, layer in linear_layers(model):
@@ -61,6 +64,15 @@ def packable(model: torch.nn.Module, config: RegistryConfig, *, lm_head: bool) -
     if not (found.layers or found.experts or any(packed_layers(model)) or any(packed_experts(model))):
         raise _nothing_to_pack(model, found.left)
     return found
+
+
+def _check_unwrapped(model: torch.nn.Module) -> None:
+    wrapper = next((type(one).__name__ for one in model.modules() if type(one).__name__ in _WRAPPERS), None)
+    if wrapper is not None:
+        raise InvalidArgumentError(
+            f"apply: the model is in a {wrapper}, which has noted the parameters that packing drops",
+            hint=f"quantise first: apply(model, quantize=...), then {wrapper}(model)",
+        )
 
 
 def _check_weight(name: str, weight: torch.Tensor) -> None:

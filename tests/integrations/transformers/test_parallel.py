@@ -150,6 +150,15 @@ def test_weights_that_are_spread_are_not_packed_and_nothing_changes(way: str, qu
 
 
 @pytest.mark.usefixtures("one_rank")
+def test_a_model_in_ddp_is_not_packed() -> None:
+    from registry.integrations.transformers import apply
+
+    model = torch.nn.parallel.DistributedDataParallel(tiny("llama"))
+    with pytest.raises(InvalidArgumentError, match=r"in a DistributedDataParallel.*\n.*quantise first"):
+        apply(model, quantize="int4")
+
+
+@pytest.mark.usefixtures("one_rank")
 def test_what_fsdp_has_spread_is_left_with_a_reason_that_can_be_read() -> None:
     from registry.integrations.transformers import apply
 
