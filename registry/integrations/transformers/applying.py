@@ -58,25 +58,25 @@ def apply(
 
     Parts are found by their structure and, but for linear layers and attention, by what they compute: a part that
     computes something else stays. The report tells which were replaced, and which left, and why. Names, parameters and
-    ``state_dict`` stay those of the model, unless it is quantised; ``restore`` undoes it. Raises InvalidArgumentError
-    for what is no module, for an unknown ``quantize``, and for weights that are not loaded.
+    ``state_dict`` stay those of the model, unless it is quantised; ``restore`` undoes it. A model that was applied
+    before may be quantised later, but not in two formats.
+
+    Raises InvalidArgumentError, before anything is replaced, for what is no module, an unknown ``quantize``, settings
+    that it has no use for, and weights that are not loaded; and for a model to quantise without layers that can be
+    packed, or with weights that are packed otherwise already, spread over devices, or not finite.
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(f"apply: got a {type(model).__name__}, expected a model (torch.nn.Module)")
-    for name, value in (("symmetric", symmetric), ("lm_head", lm_head), ("fused_loss", fused_loss)):
-        if not isinstance(value, bool):
-            raise InvalidArgumentError(f"apply: {name}={value!r}, expected True or False")
-    report = ApplyReport()
-    if quantize is None:
+    _check_flags(symmetric=symmetric, lm_head=lm_head, fused_loss=fused_loss)
+    config = None if quantize is None else format_of(quantize, group_size, symmetric)
+    if config is None:
         refuse_without_format(group_size, symmetric, lm_head)
-        _check_loaded(model)
-    else:
-        config = format_of(quantize, group_size, symmetric)
-        packing = packing_of(model, config, lm_head=lm_head, report=report)
-        if packing:
-            # parts that were replaced before hold on to the dense layers
-            _restore_modules(model)
-            put(model, packing, report)
+    _check_loaded(model)
+    report = ApplyReport()
+    if config is not None and (packing := packing_of(model, config, lm_head=lm_head, report=report)):
+        # parts that were replaced before hold on to the dense layers
+        _restore_modules(model)
+        put(model, packing, report)
     for name, module in list(model.named_modules()):
         if not isinstance(module, Swapped):
             _replace(module, name, report)
@@ -125,6 +125,12 @@ def _restore_modules(model: torch.nn.Module) -> None:
         if _LOSS in vars(holder):
             delattr(holder, "_loss_function")
             delattr(holder, _LOSS)
+
+
+def _check_flags(**flags: object) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidArgumentError(f"apply: {name}={value!r}, expected True or False")
 
 
 def _check_loaded(model: torch.nn.Module) -> None:

@@ -34,6 +34,8 @@ _FORMATS: Mapping[str, Mapping[str, Any]] = {
     "w4a8": {"bits": 4, "activations": "int8"},
 }
 GROUP_SIZE = 128
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""How the names of a module's tables of hooks begin."""
 _PACKED = "packed_by_apply"
 """The attribute of layers whose weights in full precision ``apply`` has dropped."""
 
@@ -105,6 +107,7 @@ def packing_of(model: torch.nn.Module, config: RegistryConfig, *, lm_head: bool,
 def put(model: torch.nn.Module, packing: Packing, report: ApplyReport) -> None:
     """Replace a model's layers by their packed forms, which ``save_pretrained`` then writes."""
     for name, layer in packing.layers.items():
+        _carry_hooks(model.get_submodule(name), layer)
         put_packed(model, name, layer)
         layer.__dict__[_PACKED] = True
         report.add(f"linear packed in {packing.config.bits} bits", name)
@@ -118,6 +121,13 @@ def put(model: torch.nn.Module, packing: Packing, report: ApplyReport) -> None:
         quantizer = RegistryQuantizer(packing.config, pre_quantized=False)
         quantizer.postprocess_model(each)
         each.hf_quantizer = quantizer
+
+
+def _carry_hooks(dense: torch.nn.Module, packed: torch.nn.Module) -> None:
+    """Let a packed layer have the hooks of the dense one; their handles go on removing them."""
+    for name, hooks in vars(dense).items():
+        if name.startswith(_HOOKS) and name in vars(packed):
+            packed.__dict__[name] = hooks
 
 
 def lost_weights(model: torch.nn.Module) -> bool:

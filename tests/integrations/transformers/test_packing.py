@@ -39,6 +39,23 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
+def test_hooks_of_a_packed_layer_go_on_and_are_removed() -> None:
+    model, seen = llama(num_hidden_layers=1), []
+    layer = model.model.layers[0].mlp.down_proj
+    handles = [
+        layer.register_forward_hook(lambda _, args, kwargs, y: seen.append(y.shape), with_kwargs=True),
+        layer.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape)),
+    ]
+    apply(model, quantize="int4")
+    seen.clear()  # of the proofs that apply makes
+    logits(model)
+    assert seen == [(2, 11, 256), (2, 11, 128)]
+    for handle in handles:
+        handle.remove()
+    logits(model)
+    assert len(seen) == 2
+
+
 # --- a second call
 
 
