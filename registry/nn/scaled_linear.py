@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -13,6 +13,23 @@ from ..problem import dtype_name
 
 DTYPES = (torch.float8_e4m3fn, torch.int8)
 _OUT_DTYPES = {dtype: dtype_name(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)}
+
+
+class ScaledWeight(NamedTuple):
+    """The weight ``levels * scales`` of a ScaledLinear, which shares the module's tensors."""
+
+    levels: torch.Tensor
+    scales: torch.Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its tensors."""
+        return self.levels.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the scales, in which the product is summed, and adapters beside the layer learn."""
+        return self.scales.dtype
 
 
 class ScaledLinear(torch.nn.Module):
@@ -53,6 +70,11 @@ class ScaledLinear(torch.nn.Module):
         if not isinstance(linear, torch.nn.Linear):
             raise InvalidArgumentError(f"ScaledLinear.from_linear: got a {type(linear).__name__}, expected nn.Linear")
         return cls(*rounded_rows(linear.weight, dtype), linear.bias).train(linear.training)
+
+    @property
+    def weight(self) -> ScaledWeight:
+        """The weight's parts; PEFT puts adapters on its device."""
+        return ScaledWeight(self.levels, self.scales)
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight ``[N, K]``, computed in float32 and rounded once."""

@@ -31,6 +31,8 @@ def enable(ops: Iterable[str] = OPS, *, training: bool = False) -> None:
     ``training``: also in graphs that need gradients, whose backward ops dispatch then chooses, by winners or defaults.
     Raises InvalidArgumentError for an op that is not among ``patterns.OPS``.
     """
+    if not isinstance(training, bool):
+        raise InvalidArgumentError(f"torch_compile.enable: training={training!r}, expected True or False")
     wanted = (ops,) if isinstance(ops, str) else tuple(ops)
     for name in wanted:
         if name not in OPS:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from ...errors import InvalidArgumentError
 from ...nn import PackedLinear
@@ -16,13 +17,14 @@ from .forwards.fused_losses import fuse_loss
 from .forwards.gated_mlps import gate_and_up, replace_gated
 from .forwards.gelus import replace_gelu
 from .forwards.linears import AnyLinear, DenseMember, LinearForward, LinearGroup, PackedMember
-from .forwards.norms import replace_norm
+from .forwards.norms import LayerNormForward, replace_norm
 from .forwards.residual_sums import replace_residual_sums
 from .forwards.rotary import replace_rotary, restore_rotary
 from .loss_proofs import between_output_and_loss, output_layer
 from .losses import causal_lm_loss
+from .proofs import SPREAD, is_spread
 from .quantization.experts import expert_modules, packed_experts
-from .quantizing import format_of, pack_linears
+from .quantizing import GROUP_SIZE, format_of, lost_weights, packing_of, put, refuse_without_format
 from .report import ApplyReport
 from .swapping import Swapped, swap, swapped, unswap
 
@@ -30,7 +32,6 @@ WeightFormat = Literal["int8", "int4", "int2", "int1", "nf4", "fp8", "w8a8", "w4
 
 _ATTENTION = "_registry_attention"
 _LOSS = "_registry_loss"
-_PACKED = "_registry_packed"
 _TOGETHER = (("q_proj", "k_proj", "v_proj"),)
 """Linear layers of one input in attention modules."""
 
@@ -39,7 +40,7 @@ def apply(
     model: torch.nn.Module,
     *,
     quantize: WeightFormat | None = None,
-    group_size: int = 128,
+    group_size: int = GROUP_SIZE,
     symmetric: bool = False,
     lm_head: bool = False,
     fused_loss: bool = True,
@@ -57,15 +58,25 @@ def apply(
 
     Parts are found by their structure and, but for linear layers and attention, by what they compute: a part that
     computes something else stays. The report tells which were replaced, and which left, and why. Names, parameters and
-    ``state_dict`` stay those of the model, unless it is quantised; ``restore`` undoes it. Raises InvalidArgumentError
-    for what is no module, for an unknown ``quantize``, and for weights that are not loaded.
+    ``state_dict`` stay those of the model, unless it is quantised; ``restore`` undoes it. A model that was applied
+    before may be quantised later, but not in two formats.
+
+    Raises InvalidArgumentError, before anything is replaced, for what is no module, an unknown ``quantize``, settings
+    that it has no use for, and weights that are not loaded; and for a model to quantise without layers that can be
+    packed, or with weights that are packed otherwise already, spread over devices, or not finite.
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(f"apply: got a {type(model).__name__}, expected a model (torch.nn.Module)")
+    _check_flags(symmetric=symmetric, lm_head=lm_head, fused_loss=fused_loss)
+    config = None if quantize is None else format_of(quantize, group_size, symmetric)
+    if config is None:
+        refuse_without_format(group_size, symmetric, lm_head)
+    _check_loaded(model)
     report = ApplyReport()
-    if quantize is not None:
-        packed = pack_linears(model, format_of(quantize, group_size, symmetric), lm_head=lm_head, report=report)
-        setattr(model, _PACKED, packed or getattr(model, _PACKED, False))
+    if config is not None and (packing := packing_of(model, config, lm_head=lm_head, report=report)):
+        # parts that were replaced before hold on to the dense layers
+        _restore_modules(model)
+        put(model, packing, report)
     for name, module in list(model.named_modules()):
         if not isinstance(module, Swapped):
             _replace(module, name, report)
@@ -76,6 +87,7 @@ def apply(
     _replace_rotary(model, report)
     _replace_attention(model, report)
     replace_residual_sums(model, report)
+    _leave_layer_norms(model, report)
     if hasattr(model, _ATTENTION):
         replace_appends(model, NAME, report)
     _replace_loss(model, report, fused=fused_loss)
@@ -87,22 +99,48 @@ def restore(model: torch.nn.Module) -> None:
 
     Raises InvalidArgumentError if ``apply`` has packed weights: those in full precision are gone.
     """
-    if getattr(model, _PACKED, False):
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgumentError(f"restore: got a {type(model).__name__}, expected a model (torch.nn.Module)")
+    if lost_weights(model):
         raise InvalidArgumentError(
             "restore: the model was quantised, and its weights in full precision are gone", hint="load it again"
         )
+    _restore_modules(model)
+    # a model of PEFT may stand around the one that apply was called with
+    for holder in model.modules():
+        if _ATTENTION in vars(holder):
+            holder.set_attn_implementation(getattr(holder, _ATTENTION))  # type: ignore[operator]
+            delattr(holder, _ATTENTION)
+
+
+def _restore_modules(model: torch.nn.Module) -> None:
+    """Undo ``apply`` but for the model's choice of attention."""
     for _, module in list(swapped(model)):
         if hasattr(module, "registry_group") or hasattr(module, "registry_gate_up"):
             for layer in (module, *module.children()):
                 _separate(layer)
         restore_rotary(module)
         unswap(module)
-    if hasattr(model, _ATTENTION):
-        model.set_attn_implementation(getattr(model, _ATTENTION))  # type: ignore[operator]
-        delattr(model, _ATTENTION)
-    if hasattr(model, _LOSS):
-        del model._loss_function
-        delattr(model, _LOSS)
+    for holder in model.modules():
+        if _LOSS in vars(holder):
+            delattr(holder, "_loss_function")
+            delattr(holder, _LOSS)
+
+
+def _check_flags(**flags: object) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidArgumentError(f"apply: {name}={value!r}, expected True or False")
+
+
+def _check_loaded(model: torch.nn.Module) -> None:
+    """Raise InvalidArgumentError for weights on meta, unless accelerate holds them elsewhere until they are needed."""
+    for name, module in model.named_modules():
+        empty = [part for part, weight in module.named_parameters(recurse=False) if weight.is_meta]
+        if empty and not hasattr(module, "_hf_hook"):
+            raise InvalidArgumentError(
+                f"apply: {f'{name}.{empty[0]}'.lstrip('.')} is not loaded", hint="load the model's weights first"
+            )
 
 
 def _separate(module: torch.nn.Module) -> None:
@@ -129,20 +167,34 @@ def _replace(module: torch.nn.Module, name: str, report: ApplyReport) -> None:
         if told is not None:
             report.leave(f"{part}: {told}", name) if told else report.add(part, name)
             return
+    if isinstance(module, Conv1D):
+        report.leave("linear: Conv1D, whose weight is transposed, stays transformers' own unless it is packed", name)
     if type(module) is torch.nn.Linear:
         if type(module.weight.data) is torch.Tensor:
             swap(module, LinearForward)
             report.add("linear", name)
         else:
-            report.leave(f"linear: its weight is a {type(module.weight.data).__name__}", name)
+            told = SPREAD if is_spread(module.weight) else f"its weight is a {type(module.weight.data).__name__}"
+            report.leave(f"linear: {told}", name)
 
 
 def _replace_rotary(model: torch.nn.Module, report: ApplyReport) -> None:
-    like = next((one for one in model.parameters() if one.dtype.is_floating_point), None)
+    first = next((one for one in model.parameters() if one.dtype.is_floating_point), None)
+    # a plain tensor, also where the parameters are spread over devices
+    like = None if first is None else torch.empty(0, dtype=first.dtype, device=first.device)
     for name, module in list(model.named_modules()):
         told = None if like is None or isinstance(module, Swapped) else replace_rotary(module, like)
         if told is not None:
             report.leave(f"rotary positions: {told}", name) if told else report.add("rotary positions", name)
+
+
+def _leave_layer_norms(model: torch.nn.Module, report: ApplyReport) -> None:
+    """Note decoder layers whose sums no op takes together with their norms, GPT-2's and Phi's."""
+    for name, layers in model.named_modules():
+        if isinstance(layers, torch.nn.ModuleList):
+            for at, layer in enumerate(layers):
+                if any(isinstance(one, LayerNormForward) for one in layer.children()):
+                    report.leave("residual sums: fused_add_rms_norm takes no layer norm", f"{name}.{at}")
 
 
 def _groups(module: torch.nn.Module) -> Iterator[tuple[list[AnyLinear], tuple[str, ...]]]:

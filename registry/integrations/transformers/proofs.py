@@ -11,7 +11,15 @@ _ALLOWED = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2, torc
 
 _ROWS = 5
 
+SPREAD = "its weights are spread over devices (DTensor): apply first, then shard"
+
 Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def is_spread(tensor: torch.Tensor) -> bool:
+    """True for a DTensor, which FSDP2 and tensor-parallel plans put in a parameter's place."""
+    # by its name: its module takes long to import, and has been where there is one
+    return type(tensor.data).__name__ == "DTensor"
 
 
 def disagreement(own: Function, other: Function, cols: int, like: torch.Tensor) -> str:
@@ -19,10 +27,9 @@ def disagreement(own: Function, other: Function, cols: int, like: torch.Tensor) 
 
     ``like`` has the dtype and the device of the module's activations.
     """
-    if like.is_meta:
-        return "its weights are not loaded"
-    if like.dtype not in _ALLOWED:
-        return f"its weights are {str(like.dtype).removeprefix('torch.')}"
+    refused = _unfit(like)
+    if refused:
+        return refused
     generator = torch.Generator(like.device).manual_seed(0)
     x = torch.randn(2, _ROWS, cols, dtype=torch.float32, device=like.device, generator=generator).to(like.dtype)
     try:
@@ -37,3 +44,12 @@ def disagreement(own: Function, other: Function, cols: int, like: torch.Tensor) 
     if error > _ALLOWED[like.dtype] * max(largest, 1e-3):
         return f"it computes something else: an error of {error:.2g} where the largest result is {largest:.2g}"
     return ""
+
+
+def _unfit(like: torch.Tensor) -> str:
+    """Why nothing can be proved with activations like a tensor; "" if it can."""
+    if like.is_meta:
+        return "its weights are not loaded"
+    if is_spread(like):
+        return SPREAD
+    return "" if like.dtype in _ALLOWED else f"its weights are {str(like.dtype).removeprefix('torch.')}"

@@ -1,20 +1,26 @@
-"""Linear layers of a model packed in place."""
+"""Layers of a model packed in place: all before any is replaced, so that a fault leaves the model as it was."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from ...errors import InvalidArgumentError, UnknownNameError
-from ...nn import PackedA8Linear, PackedExpertsMlp, PackedLinear, ScaledLinear
-from .quantization import RegistryConfig
-from .quantization.experts import BITS, DOWN, GATE_UP, expert_modules, put_experts, rounded
+from ...errors import InvalidArgumentError, RegistryError, UnknownNameError
+from ...nn import ActOrderLinear, PackedA8Linear, PackedLinear, ScaledLinear
+from ...nn.scaled_linear import rounded_rows
+from ...packed import PackedExperts, quantize
+from ...problem import dtype_name
+from .adapters import lora_layers
+from .packable import packable
+from .quantization import RegistryConfig, RegistryQuantizer
+from .quantization.dense import DenseLayer, matrix
+from .quantization.experts import DOWN, GATE_UP, put_experts, rounded
 from .quantization.fitting import group_size_for
-from .quantization.quantizer import RegistryQuantizer
-from .quantization.replacing import linear_layers
+from .quantization.replacing import PackedLayer, packed_layers, put_packed
 from .report import ApplyReport
 
 _FORMATS: Mapping[str, Mapping[str, Any]] = {
@@ -27,69 +33,186 @@ _FORMATS: Mapping[str, Mapping[str, Any]] = {
     "w8a8": {"bits": 8, "activations": "int8"},
     "w4a8": {"bits": 4, "activations": "int8"},
 }
+GROUP_SIZE = 128
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""How the names of a module's tables of hooks begin."""
+_PACKED = "packed_by_apply"
+"""The attribute of layers whose weights in full precision ``apply`` has dropped."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Packed layers and experts by their names, of a model that still has its own; true if there are any."""
+
+    config: RegistryConfig
+    layers: Mapping[str, PackedLayer]
+    experts: Mapping[str, tuple[PackedExperts, PackedExperts]]
+
+    def __bool__(self) -> bool:
+        return bool(self.layers or self.experts)
 
 
 def format_of(name: str, group_size: int, symmetric: bool) -> RegistryConfig:
-    """The format of that name. Raises UnknownNameError for another one, InvalidArgumentError for a group size."""
+    """The format of that name.
+
+    Raises UnknownNameError for another one, InvalidArgumentError for what is no name, for a group size that is none,
+    and for settings that the format has not.
+    """
+    if not isinstance(name, str):
+        raise InvalidArgumentError(
+            f"apply: quantize is a {type(name).__name__}, expected one of {', '.join(map(repr, _FORMATS))}",
+            hint="a RegistryConfig is for from_pretrained(quantization_config=...)",
+        )
     if name not in _FORMATS:
         raise UnknownNameError("quantize", name, _FORMATS)
     given = dict(_FORMATS[name])
-    if "activations" not in given or given["bits"] == 4:
+    if "activations" in given and given["bits"] == 8:
+        _refuse_settings(f"beside quantize={name!r}, which has one scale for each row", group_size, symmetric)
+    else:
         given |= {"group_size": group_size, "symmetric": symmetric}
     return RegistryConfig(**given)
 
 
-def pack_linears(model: Any, config: RegistryConfig, *, lm_head: bool, report: ApplyReport) -> bool:
-    """Replace linear layers by packed ones; the output layer only with ``lm_head``. True if there was one.
+def refuse_without_format(group_size: int, symmetric: bool, lm_head: bool) -> None:
+    """Raise InvalidArgumentError for settings of a quantisation that is not asked for."""
+    _refuse_settings("without quantize", group_size, symmetric, lm_head)
 
-    ``save_pretrained`` writes the packed ones then. Raises InvalidArgumentError, before anything is replaced, for
-    weights that are not loaded.
+
+def _refuse_settings(where: str, group_size: int, symmetric: bool, lm_head: bool = False) -> None:
+    settings = {"group_size": (group_size, GROUP_SIZE), "symmetric": (symmetric, False), "lm_head": (lm_head, False)}
+    given = [f"{name}={value!r}" for name, (value, default) in settings.items() if value != default]
+    if given:
+        raise InvalidArgumentError(
+            f"apply: {', '.join(given)} {where}",
+            hint=f'leave out {", ".join(given)}, or quantize="int4", which has such settings',
+        )
+
+
+def packing_of(model: torch.nn.Module, config: RegistryConfig, *, lm_head: bool, report: ApplyReport) -> Packing:
+    """The packed forms of a model's layers, the output layer's only with ``lm_head``; the model is not changed.
+
+    Raises InvalidArgumentError for a model without such layers, for weights that are not loaded, spread over devices
+    or not finite, with the layer's name, and for layers that are packed in another format already.
     """
-    layers = list(linear_layers(model))
-    for name, linear in layers:
-        _check(name, linear)
-    found: Any = getattr(model, "get_output_embeddings", lambda: None)
-    output = found()
-    packed = False
-    for name, linear in layers:
-        if linear is output and not lm_head:
-            report.leave("not packed: the output layer (lm_head=True packs it)", name)
-            continue
-        model.set_submodule(name, _packed(linear, config))
-        report.add(f"linear packed in {config.bits} bits", name)
-        packed = True
-    packed = _pack_experts(model, config, report) or packed
-    if packed and isinstance(model, PreTrainedModel):
-        quantizer = RegistryQuantizer(config, pre_quantized=False)
-        quantizer.postprocess_model(model)
-        model.hf_quantizer = quantizer
-    return packed
+    _refuse_other_forms(model, config)
+    _refuse_other_libraries(model)
+    found = packable(model, config, lm_head=lm_head)
+    for name, reason in found.left.items():
+        report.leave(reason, name)
+    layers = {name: _named(name, _packed, layer, config) for name, layer in found.layers.items()}
+    experts = {name: _named(name, _packed_experts, module, config) for name, module in found.experts.items()}
+    return Packing(config, layers, experts)
 
 
-def _pack_experts(model: torch.nn.Module, config: RegistryConfig, report: ApplyReport) -> bool:
-    found = list(expert_modules(model))
-    for name, module in found:
-        if config.bits != BITS or config.codebook is not None:
-            report.leave("not packed: experts are in 4 bits without a codebook", name)
-            continue
-        gate_up, down = (rounded(getattr(module, part).data, config) for part in (GATE_UP, DOWN))
+def put(model: torch.nn.Module, packing: Packing, report: ApplyReport) -> None:
+    """Replace a model's layers by their packed forms, which ``save_pretrained`` then writes."""
+    for name, layer in packing.layers.items():
+        _carry_hooks(model.get_submodule(name), layer)
+        put_packed(model, name, layer)
+        layer.__dict__[_PACKED] = True
+        report.add(f"linear packed in {packing.config.bits} bits", name)
+    for name, (gate_up, down) in packing.experts.items():
         put_experts(model, name, gate_up, down)
+        model.get_submodule(name).__dict__[_PACKED] = True
         report.add("experts packed in 4 bits", name)
-    return any(isinstance(model.get_submodule(name), PackedExpertsMlp) for name, _ in found)
+    for layer in lora_layers(model):
+        _refuse_merging(layer)
+    for each in _pretrained(model):
+        quantizer = RegistryQuantizer(packing.config, pre_quantized=False)
+        quantizer.postprocess_model(each)
+        each.hf_quantizer = quantizer
 
 
-def _check(name: str, linear: torch.nn.Linear) -> None:
-    if linear.weight.is_meta:
-        raise InvalidArgumentError(f"apply: the weight of {name} is not loaded", hint="load the model's weights first")
+def _carry_hooks(dense: torch.nn.Module, packed: torch.nn.Module) -> None:
+    """Let a packed layer have the hooks of the dense one; their handles go on removing them."""
+    for name, hooks in vars(dense).items():
+        if name.startswith(_HOOKS) and name in vars(packed):
+            packed.__dict__[name] = hooks
 
 
-def _packed(linear: torch.nn.Linear, config: RegistryConfig) -> torch.nn.Module:
-    activations = config.activations
+def lost_weights(model: torch.nn.Module) -> bool:
+    """True if ``apply`` has packed layers of a model, which still are."""
+    return any(_PACKED in vars(module) for module in model.modules())
+
+
+def _refuse_other_forms(model: torch.nn.Module, config: RegistryConfig) -> None:
+    """Raise InvalidArgumentError for a layer that is packed, but not as the format packs one."""
+    for name, layer in packed_layers(model):
+        given, asked = _form(layer), _form_in(config, layer)
+        if given != asked:
+            raise InvalidArgumentError(
+                f"apply: {name} is packed already, {given}; asked for is {asked}",
+                hint="its weight in full precision is gone: load the model in full precision, and apply this format"
+                " alone; or leave out quantize",
+            )
+
+
+def _refuse_other_libraries(model: torch.nn.Module) -> None:
+    """Raise InvalidArgumentError for a model that another library has quantised, and would save in its own way."""
+    for each in _pretrained(model):
+        quantizer = getattr(each, "hf_quantizer", None)
+        if quantizer is not None and not isinstance(quantizer, RegistryQuantizer):
+            raise InvalidArgumentError(
+                f"apply: {type(each).__name__} is quantised already, by {type(quantizer).__name__}",
+                hint="load the model in full precision, or leave out quantize",
+            )
+
+
+def _form(layer: PackedLayer) -> str:
+    """The format of a packed layer in words."""
+    if isinstance(layer, ScaledLinear):
+        return f"{dtype_name(layer.levels.dtype)} beside activations alike"
+    activations = layer.activations if isinstance(layer, PackedA8Linear) else None
+    words = _words(layer.bits, layer.group_size, layer.zeros is None, layer.codebook, activations)
+    by_groups = isinstance(layer, ActOrderLinear) or layer.g_idx is not None
+    return f"{words}, with act-order" if by_groups else words
+
+
+def _form_in(config: RegistryConfig, layer: PackedLayer) -> str:
+    """The format in words that a layer of the same shape has after packing."""
+    if config.activations is not None and config.bits == 8:
+        return f"{config.activations} beside activations alike"
+    size, k = group_size_for(config, layer.in_features), layer.in_features
+    return _words(config.bits, k if size == -1 else size, config.symmetric, config.codebook, config.activations)
+
+
+def _words(bits: int, size: int, symmetric: bool, codebook: str | None, activations: str | None) -> str:
+    kind = codebook or f"{bits} bits, {'symmetric' if symmetric else 'with zero points'}"
+    beside = "" if activations is None else f", beside activations in {activations}"
+    return f"{kind} in groups of {size}{beside}"
+
+
+def _named(name: str, make: Any, *args: Any) -> Any:
+    """``make(*args)``; faults name the layer."""
+    try:
+        return make(*args)
+    except RegistryError as fault:
+        raise InvalidArgumentError(f"apply: {name}: {fault.message}", hint=fault.hint) from fault
+
+
+def _packed(layer: DenseLayer, config: RegistryConfig) -> PackedLayer:
+    weight, activations = matrix(layer), config.activations
     if activations is not None and config.bits == 8:
-        return ScaledLinear.from_linear(linear, activations)
-    size = group_size_for(config, linear.in_features)
-    size = linear.in_features if size == -1 else size
-    form = (config.bits, size, config.symmetric, config.codebook)
-    if activations is None:
-        return PackedLinear.from_linear(linear, *form)
-    return PackedA8Linear.from_linear(linear, *form, activations)
+        return ScaledLinear(*rounded_rows(weight, activations))
+    size = group_size_for(config, weight.shape[1])
+    packed = quantize(weight, config.bits, size, config.symmetric, config.codebook)
+    return PackedLinear(packed) if activations is None else PackedA8Linear(packed, None, activations)
+
+
+def _packed_experts(module: torch.nn.Module, config: RegistryConfig) -> tuple[PackedExperts, ...]:
+    return tuple(rounded(getattr(module, part).data, config) for part in (GATE_UP, DOWN))
+
+
+def _refuse_merging(layer: Any) -> None:
+    """Let a LoRA beside a layer that was packed in its place refuse to be merged, as ``lora_config`` makes them."""
+    from .quantization.lora import PackedLoraLinear
+
+    if isinstance(layer.get_base_layer(), PackedLayer) and not isinstance(layer, PackedLoraLinear):
+        layer.__class__ = PackedLoraLinear
+
+
+def _pretrained(model: torch.nn.Module) -> list[PreTrainedModel]:
+    """The models of transformers in a model that are part of no other one."""
+    found = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    inner = {id(part) for module in found for part in module.modules() if part is not module}
+    return [module for module in found if id(module) not in inner]

@@ -53,6 +53,11 @@ def derive(decoder: Decoder, workload: Workload, catalog: KnownOps, ops: Collect
     counts: dict[Problem, int] = {}
     if decoder.quantized and workload.quantize == "none" and not workload.training:
         notes.append(f"the checkpoint is quantised ({decoder.quantized}): --quantize derives what its layers call")
+    if decoder.conv1d and workload.quantize == "none" and (not ops or "linear" in ops):
+        notes.append(
+            "linear layers are Conv1D, which apply leaves to transformers unless they are packed: of problems of linear"
+            " it calls the head's alone"
+        )
     found = called(decoder, workload)
     for op in ops:
         if op not in {name for name, _ in found}:

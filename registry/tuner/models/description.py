@@ -110,7 +110,8 @@ class Decoder:
     """A decoder of one device: embedding, layers, norms and head.
 
     ``quantized``: how its checkpoint holds weights, "" where in full. ``changes_logits``: the head's outputs are scaled
-    or capped before the loss. ``notes`` tell what could not be described.
+    or capped before the loss. ``conv1d``: layers but the head are transformers' Conv1D. ``notes`` tell
+    what could not be described.
     """
 
     hidden: int
@@ -124,4 +125,5 @@ class Decoder:
     dtype: str
     quantized: str = ""
     changes_logits: bool = False
+    conv1d: bool = False
     notes: tuple[str, ...] = ()

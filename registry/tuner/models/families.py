@@ -16,6 +16,7 @@ class Family:
     ``layer_types`` say so. ``windowed``: ``sliding_window`` holds without a flag beside it. ``renormalize``: the
     weights of a token's experts add up to 1 where no key says so. ``learnt_positions``: positions have an embedding of
     their own. ``fused``: queries, keys and values are one layer of the model itself, and so are gate and up.
+    ``conv1d``: linear layers are transformers' Conv1D.
     """
 
     query_norm: bool = False
@@ -29,6 +30,7 @@ class Family:
     renormalize: bool = False
     learnt_positions: bool = False
     fused: bool = False
+    conv1d: bool = False
 
 
 LLAMA = Family()
@@ -48,7 +50,12 @@ FAMILIES = {
     "gemma3": Family(sandwich=True, query_norm=True, window_every=6),
     "phi": Family(gated=False, layer_norm=True, parallel=True, biases=frozenset({"qkv", "out", "mlp", "head"})),
     "gpt2": Family(
-        gated=False, layer_norm=True, biases=frozenset({"qkv", "out", "mlp"}), learnt_positions=True, fused=True
+        gated=False,
+        layer_norm=True,
+        biases=frozenset({"qkv", "out", "mlp"}),
+        learnt_positions=True,
+        fused=True,
+        conv1d=True,
     ),
     "deepseek_v2": LLAMA,
     "deepseek_v3": Family(renormalize=True),

@@ -63,6 +63,7 @@ class _Reading:
             dtype=keys.text("dtype", "torch_dtype", default="bfloat16"),
             quantized=self._quantized(),
             changes_logits=keys.has(*_LOGITS),
+            conv1d=family.conv1d,
             notes=tuple(dict.fromkeys(self._notes)),
         )
 

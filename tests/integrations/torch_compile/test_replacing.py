@@ -159,6 +159,8 @@ def test_settings_and_a_pass_of_the_program() -> None:
 
     with pytest.raises(InvalidArgumentError, match=r"^torch_compile\.enable: 'gelu' is not recognised"):
         torch_compile.enable(["softmax", "gelu"])
+    with pytest.raises(InvalidArgumentError, match=r"^torch_compile\.enable: training='yes', expected True or False"):
+        torch_compile.enable(training="yes")  # type: ignore[arg-type]
     with config.patch(pre_grad_custom_pass=lambda graph: None):
         with pytest.raises(UnsupportedError, match="pre_grad_custom_pass is set already"):
             torch_compile.enable()

@@ -15,9 +15,10 @@ from registry.errors import InvalidArgumentError, UnknownNameError
 from .tiny_models import CONFIGS, prompt, tiny
 
 if TYPE_CHECKING:  # see late_imports
+    import accelerate
     import transformers
 
-    from registry.integrations.transformers import apply, restore
+    from registry.integrations.transformers import RegistryConfig, apply, restore
     from registry.integrations.transformers.swapping import swapped
 
 pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
@@ -155,7 +156,8 @@ def packed_weight(layer: Any) -> registry.PackedWeight:
 @pytest.mark.few(1)
 def test_a_packed_model_is_saved_packed_and_loaded_to_the_bit(family: str, quantize: Any, tmp_path: Path) -> None:
     model = tiny(family, torch.bfloat16, hidden_size=128, intermediate_size=256)
-    report = apply(model, quantize=quantize, group_size=32)
+    sizes = {} if quantize in {"fp8", "w8a8"} else {"group_size": 32}
+    report = apply(model, quantize=quantize, **sizes)
     assert ("experts packed in 4 bits" in report.replaced) is (family == "mixtral")
     model.save_pretrained(tmp_path)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -177,14 +179,62 @@ def test_a_model_that_was_loaded_packed_is_restored(tmp_path: Path) -> None:
 
 
 def test_wrong_input_is_told_and_changes_nothing() -> None:
-    with pytest.raises(InvalidArgumentError, match="got a int, expected a model"):
-        apply(3)  # type: ignore[arg-type]
+    for function in (apply, restore):
+        with pytest.raises(InvalidArgumentError, match=f"{function.__name__}: got a int, expected a model"):
+            function(3)  # type: ignore[arg-type]
     model = tiny("llama")
     with pytest.raises(UnknownNameError, match="int3"):
         apply(model, quantize="int3")  # type: ignore[arg-type]
-    with torch.device("meta"):
-        unloaded = tiny("llama", torch.bfloat16)
-    with pytest.raises(InvalidArgumentError, match="is not loaded"):
-        apply(unloaded, quantize="int4")
     assert not list(swapped(model))
-    assert not list(swapped(unloaded))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"quantize": ["int4"]}, "quantize is a list, expected one of 'int8', 'int4'"),
+        ({"quantize": 4}, "quantize is a int, expected one of"),
+        ({"lm_head": True}, 'lm_head=True without quantize\n.*quantize="int4"'),
+        ({"group_size": 7, "symmetric": True}, "group_size=7, symmetric=True without quantize"),
+        ({"quantize": "fp8", "group_size": 7}, "group_size=7 beside quantize='fp8', which has one scale for each row"),
+        ({"quantize": "w8a8", "symmetric": True}, "symmetric=True beside quantize='w8a8'"),
+        ({"quantize": "int4", "group_size": 7}, "group_size=7\n.*expected one of -1, 16, 32"),
+        ({"quantize": "int4", "lm_head": "no"}, "lm_head='no', expected True or False"),
+        ({"fused_loss": 1}, "fused_loss=1, expected True or False"),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_fit_are_told(given: dict[str, Any], message: str) -> None:
+    model = tiny("llama", num_hidden_layers=1)
+    with pytest.raises(InvalidArgumentError, match=message):
+        apply(model, **given)
+    assert not list(swapped(model))
+
+
+def test_a_config_of_from_pretrained_is_not_a_format_of_apply() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"quantize is a RegistryConfig.*\n.*from_pretrained"):
+        apply(tiny("llama", num_hidden_layers=1), quantize=RegistryConfig())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("quantize", [None, "int4"])
+def test_weights_that_are_not_loaded_are_told_and_nothing_changes(quantize: Any) -> None:
+    with torch.device("meta"):
+        model = tiny("llama", torch.bfloat16)
+    with pytest.raises(InvalidArgumentError, match="is not loaded"):
+        apply(model, quantize=quantize)
+    partly = tiny("llama", torch.bfloat16)
+    partly.model.layers[1].mlp.to("meta")
+    with pytest.raises(InvalidArgumentError, match=r"model\.layers\.1\.mlp\.gate_proj.* is not loaded"):
+        apply(partly, quantize=quantize)
+    for each in (model, partly):
+        assert not list(swapped(each))
+        assert all(type(one).__module__ != "registry.nn.packed_linear" for one in each.modules())
+
+
+def test_weights_that_accelerate_holds_elsewhere_count_as_loaded() -> None:
+    model, tokens = tiny("llama"), prompt()
+    before = logits(model, tokens)
+    accelerate.cpu_offload(model)
+    assert all(one.is_meta for one in model.parameters())
+    report = apply(model)
+    assert "norm: its weights are not loaded" in report.left
+    assert torch.allclose(logits(model, tokens), before, atol=1e-5)

@@ -19,8 +19,7 @@ MODES = ("int8", "int4", "int2", "int1", "nf4", "fp8", "w8a8", "w4a8")
 ROUTED = ("mixtral", "deepseek_v3")
 """Families in which a rounding error may send a token to another expert."""
 ACTIVATIONS: Mapping[str, str] = {"fp8": "float8_e4m3fn", "w8a8": "int8", "w4a8": "int8"}
-CELLS = [(family, mode) for family in CONFIGS for mode in (None, *MODES) if family != "gpt2" or mode is None]
-"""GPT-2's Conv1D are not packed."""
+CELLS = [(family, mode) for family in CONFIGS for mode in (None, *MODES)]
 QUICK = {("gemma2", None), ("mixtral", "int4"), *(("llama", mode) for mode in ("int4", "fp8", "w4a8"))}
 
 
@@ -71,7 +70,8 @@ def errors(family: str, mode: Any, device: str) -> tuple[float, float]:
     from registry.integrations.transformers import apply
 
     applied = of_family(family, torch.bfloat16).to(device)
-    apply(applied, quantize=mode, group_size=32)
+    grouped = mode is not None and mode not in {"fp8", "w8a8"}
+    apply(applied, quantize=mode, **({"group_size": 32} if grouped else {}))
     exact, plain = of_family(family, torch.bfloat16).double().to(device), of_family(family, torch.bfloat16).to(device)
     if hasattr(exact, "set_experts_implementation"):
         exact.set_experts_implementation("eager")  # torch's grouped products have no float64
@@ -80,7 +80,8 @@ def errors(family: str, mode: Any, device: str) -> tuple[float, float]:
     for model in (exact, plain):
         with torch.no_grad():
             for name, weight in packed.items():
-                model.get_parameter(name).copy_(weight)
+                layer = model.get_submodule(name.rpartition(".")[0])
+                model.get_parameter(name).copy_(weight.T if type(layer).__name__ == "Conv1D" else weight)
     if mode in ACTIVATIONS:
         for name in packed:
             if name.endswith(".weight"):

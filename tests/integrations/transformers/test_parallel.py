@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
+
+from registry.errors import InvalidArgumentError
 
 from .tiny_models import prompt, tiny
 
@@ -76,3 +79,91 @@ def test_ranks_train_as_one_plain_model_does(way: str, tmp_path: Path) -> None:
     assert expected[0] - expected[2] > 0.01
     for rank in range(RANKS):
         assert torch.load(tmp_path / f"losses{rank}") == pytest.approx(expected, abs=2e-4)
+
+
+def _packed_rank(rank: int, folder: str) -> None:
+    from registry.integrations.transformers import apply
+
+    torch.set_num_threads(1)
+    os.environ["KERNEL_REGISTRY_DB"] = f"{folder}/{rank}.db"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
+    try:
+        model = tiny("llama")
+        apply(model, quantize="fp8")
+        # gloo sends no float8, and what is packed alike need not be sent
+        spread = torch.nn.parallel.DistributedDataParallel(model, init_sync=False, broadcast_buffers=False)
+        found = losses(spread)
+    finally:
+        dist.destroy_process_group()
+    torch.save(found, f"{folder}/losses{rank}")
+
+
+@pytest.mark.thorough
+def test_ranks_train_norms_beside_float8_as_one_does(tmp_path: Path) -> None:
+    from registry.integrations.transformers import apply
+
+    spawn(_packed_rank, (str(tmp_path),), nprocs=RANKS)
+    alone = tiny("llama")
+    apply(alone, quantize="fp8")
+    expected = losses(alone)
+    for rank in range(RANKS):
+        assert torch.load(tmp_path / f"losses{rank}") == pytest.approx(expected, abs=2e-3)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """This process is a group by itself."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def spread_model(way: str) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    model, mesh = tiny("llama"), init_device_mesh("cpu", (1,))
+    if way == "fsdp2":
+        return fully_shard(model, mesh=mesh)
+    parallelize_module(model.model.layers[1], mesh, {"mlp.up_proj": ColwiseParallel()})
+    return model
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("way", ["fsdp2", "tensor_parallel"])
+@pytest.mark.parametrize("quantize", ["int4", "fp8"])
+def test_weights_that_are_spread_are_not_packed_and_nothing_changes(way: str, quantize: Any) -> None:
+    from registry.integrations.transformers import apply
+    from registry.integrations.transformers.swapping import swapped
+
+    model = spread_model(way)
+    classes = [type(module) for module in model.modules()]
+    name = r"layers\.1\.mlp\.up_proj" if way == "tensor_parallel" else "q_proj"
+    message = rf"the weight of .*{name} is spread over devices \(DTensor\).*\n.*quantise first: apply"
+    with pytest.raises(InvalidArgumentError, match=message):
+        apply(model, quantize=quantize)
+    assert [type(module) for module in model.modules()] == classes
+    assert not list(swapped(model))
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_model_in_ddp_is_not_packed() -> None:
+    from registry.integrations.transformers import apply
+
+    model = torch.nn.parallel.DistributedDataParallel(tiny("llama"))
+    with pytest.raises(InvalidArgumentError, match=r"in a DistributedDataParallel.*\n.*quantise first"):
+        apply(model, quantize="int4")
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_what_fsdp_has_spread_is_left_with_a_reason_that_can_be_read() -> None:
+    from registry.integrations.transformers import apply
+
+    report = apply(spread_model("fsdp2"))
+    told = "its weights are spread over devices (DTensor): apply first, then shard"
+    assert {f"{part}: {told}" for part in ("norm", "linear", "gated MLP")} <= report.left.keys()
+    assert not [reason for reason in report.left if "aten" in reason]
+    assert "rotary positions" in report.replaced

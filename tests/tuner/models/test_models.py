@@ -159,6 +159,13 @@ def test_layers_that_stay_apart_are_those_of_the_model(box: Catalog) -> None:
         assert derived(box, name, Workload(separate=True)).shapes == derived(box, name, Workload()).shapes
 
 
+def test_a_note_tells_which_layers_transformers_computes_itself(box: Catalog) -> None:
+    (note,) = (note for note in derived(box, "gpt2").notes if "Conv1D" in note)
+    assert "unless they are packed" in note
+    for name, workload in (("gpt2", Workload(quantize="int4")), ("llama-3.1-8b", ONE)):
+        assert not [note for note in derived(box, name, workload).notes if "Conv1D" in note]
+
+
 def test_windows_hold_where_the_layers_have_them(box: Catalog) -> None:
     found = derived(box, "gemma-3-4b", Workload((1,), (4096,)))
     assert counted(found, "attention", "span") == {(1024,): 29, (False,): 5}

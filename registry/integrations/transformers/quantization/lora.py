@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from peft import LoraConfig
 from peft.tuners.lora.layer import Linear as LoraLinear
 
 from ....errors import InvalidArgumentError
-from ....nn import PackedLinear
+from .dense import DenseLayer
+from .replacing import PackedLayer
 
 _INITIALISATIONS = (True, False, "gaussian", "eva")
 """Of ``init_lora_weights``: those that do not read the weight."""
@@ -26,7 +27,10 @@ class PackedLoraLinear(LoraLinear):  # type: ignore[misc, unused-ignore]
             super().__init__(base_layer, adapter_name, config=config, **kwargs)
 
     def merge(self, *args: Any, **kwargs: Any) -> None:
-        """Raise InvalidArgumentError: the sum of a packed weight and an adapter would be rounded again."""
+        """PEFT's merge, after ``dequantize``. Raises InvalidArgumentError before: the sum would be rounded again."""
+        if not isinstance(self.get_base_layer(), PackedLayer):
+            super().merge(*args, **kwargs)
+            return
         raise InvalidArgumentError(
             "LoRA: adapters are not merged into packed layers, whose few bits would lose them",
             hint="save the adapters, and merge them into the model in full precision or after model.dequantize()",
@@ -46,7 +50,7 @@ def pack_aware(config: LoraConfig, model: torch.nn.Module | None = None) -> Lora
         raise InvalidArgumentError("lora_config: use_dora=True needs weights in full precision", hint="use_dora=False")
     if config.target_modules == "all-linear" and model is not None:
         config.target_modules = _all_linear(model)
-    config._register_custom_module({PackedLinear: PackedLoraLinear})
+    config._register_custom_module(dict.fromkeys(get_args(PackedLayer), PackedLoraLinear))
     return config
 
 
@@ -57,5 +61,5 @@ def _all_linear(model: torch.nn.Module) -> list[str]:
     return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear | PackedLinear) and module is not head
+        if isinstance(module, DenseLayer | PackedLayer) and module is not head
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from transformers.core_model_loading import ConversionOps, WeightConverter
@@ -15,6 +15,7 @@ from ....nn import ActOrderLinear, PackedA8Linear, PackedLinear, ScaledLinear
 from ....nn.scaled_linear import rounded_rows
 from ....packed import SCALE_DTYPES, PackedExperts, PackedWeight, quantize
 from .checkpoints import LayerFormat
+from .dense import DenseLayer, matrix, shape_of
 from .experts import DOWN, GATE_UP, put_experts, rounded
 from .fitting import group_size_for, layer_of
 from .record import LoadingRecord
@@ -74,6 +75,8 @@ class PackWeights(LayerOperation):
 
     def _pack_linear(self, model: Any, name: str, weight: torch.Tensor) -> None:
         config, layer = self.record.config, name.removesuffix(".weight")
+        dense = model.get_submodule(layer)
+        weight = matrix(dense, weight)
         if config.activations is not None and config.bits == 8:
             put_packed(model, layer, ScaledLinear(*rounded_rows(weight, config.activations)))
             return
@@ -103,15 +106,14 @@ class ReadPacked(LayerOperation):
             return {full_layer_name: tensors["weight"].to(module.weight.dtype)}
 
         def made() -> PackedLayer:
-            if type(module) is not torch.nn.Linear:
+            if type(module) not in get_args(DenseLayer):
                 raise InvalidArgumentError(
                     f"the checkpoint has packed tensors of it, but in the model it is a {type(module).__name__}",
-                    hint="layers of the class nn.Linear are packed; take the checkpoint in full precision",
+                    hint="layers of the classes nn.Linear and Conv1D are packed; take the checkpoint in full precision",
                 )
             if (scaled := self.record.format.scaled(layer, tensors)) is not None:
                 return ScaledLinear(*scaled)
-            shape = (module.out_features, module.in_features)
-            weight = made_weight(self.record.format, layer, tensors, shape).to(dtype=module.weight.dtype)
+            weight = made_weight(self.record.format, layer, tensors, shape_of(module)).to(dtype=module.weight.dtype)
             if (activations := self.record.format.activations(layer)) is not None:
                 return PackedA8Linear(weight, None, activations, tensors.get("activation_scale"))
             if "order" in tensors:

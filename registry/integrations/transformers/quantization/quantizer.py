@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import torch
 from transformers.core_model_loading import ConversionOps, WeightConverter
@@ -17,6 +18,7 @@ from ....nn import PackedLinear
 from ....problem import dtype_name
 from .checkpoints import METHOD, PackedForm, TensorFiles
 from .config import RegistryConfig
+from .dense import linear_layers
 from .expert_reading import read_experts
 from .experts import (
     BITS,
@@ -28,10 +30,13 @@ from .experts import (
     put_empty_experts,
     unpack_experts,
 )
+from .initialising import guard_packed_layers, unguard
 from .missing import check_complete
 from .operations import PackWeights, is_ours, read_packed
 from .record import LoadingRecord
-from .replacing import form_of, linear_layers, packed_layers, unpack_layers
+from .replacing import form_of, packed_layers, unpack_layers
+
+Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 @register_quantizer(METHOD)
@@ -96,6 +101,7 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **kwargs: Any) -> None:
         config, format_ = self.quantization_config, self.record.format
+        guard_packed_layers(model)
         if self.pre_quantized and checkpoint_files is not None:
             self.record.files = TensorFiles.of(checkpoint_files)
             if self.record.files is not None:
@@ -119,6 +125,7 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         self.record.to_pack = frozenset(packed)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        unguard(model)
         _raise_faults(self.record.faults)
         check_complete(model, self.record)
         for note in self.record.format.notes:
@@ -132,11 +139,11 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
     def _describe(self, model: Any) -> None:
         """Write into the config what the layers are, for ``save_pretrained``."""
         config = self.quantization_config
-        layers, experts = dict(packed_layers(model)), dict(packed_experts(model))
+        layers, experts = _by_own_names(packed_layers(model)), _by_own_names(packed_experts(model))
         if not layers and not experts:
             raise InvalidArgumentError(
                 f"RegistryConfig: {type(model).__name__} has no layer to pack",
-                hint="layers of the class nn.Linear are packed, unless modules_to_not_convert names them",
+                hint="layers of the classes nn.Linear and Conv1D are packed, unless modules_to_not_convert names them",
             )
         config.experts = {name: form_of_experts(each) for name, each in experts.items()}
         plain = {name: layer for name, layer in layers.items() if isinstance(layer, PackedLinear)}
@@ -176,6 +183,11 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
     def is_compileable(self) -> bool:
         """True: packed layers are ops to torch.compile."""
         return True
+
+
+def _by_own_names(modules: Iterable[tuple[str, Module]]) -> dict[str, Module]:
+    """Modules by the names that they have without PEFT's adapters, which move a layer to ``base_layer``."""
+    return {name.replace(".base_layer", ""): module for name, module in modules}
 
 
 def _tell_of(what: str, layers: list[str]) -> None:

@@ -9,16 +9,13 @@ import torch
 from ....errors import InvalidArgumentError
 from ....nn import PackedA8Linear, PackedLinear, ScaledLinear
 from ....packed import GROUP_SIZES
+from ..adapters import has_adapters
 from .checkpoints import PackedForm
+from .dense import DenseLayer, dense_layer, shape_of
 
 PackedLayer = PackedLinear | ScaledLinear
-
-
-def linear_layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Linear]]:
-    """Names and layers of the class nn.Linear itself: a subclass may use its weight otherwise than by ``forward``."""
-    for name, module in model.named_modules():
-        if type(module) is torch.nn.Linear:
-            yield name, module
+_CONV1D = "was_conv1d"
+"""The attribute of packed layers that stand for a Conv1D, which ``unpack_layers`` makes of them again."""
 
 
 def packed_layers(model: torch.nn.Module) -> Iterator[tuple[str, PackedLayer]]:
@@ -41,13 +38,13 @@ def put_packed(model: torch.nn.Module, name: str, packed: PackedLayer) -> None:
     Raises InvalidArgumentError for a weight of another shape, and for a layer that is split over several devices.
     """
     linear = model.get_submodule(name)
-    assert isinstance(linear, torch.nn.Linear)
+    assert isinstance(linear, DenseLayer)
     if type(linear.weight.data) is not torch.Tensor:
         raise InvalidArgumentError(
             f"its weight is a {type(linear.weight.data).__name__}",
             hint="packed layers are not split over devices while they are loaded: leave out tp_plan",
         )
-    given, expected = ((layer.out_features, layer.in_features) for layer in (packed, linear))
+    given, expected = (packed.out_features, packed.in_features), shape_of(linear)
     if given != expected:
         raise InvalidArgumentError(
             f"its packed weight has shape {given}, the model's layer {expected}",
@@ -57,18 +54,22 @@ def put_packed(model: torch.nn.Module, name: str, packed: PackedLayer) -> None:
     packed.train(linear.training).bias = linear.bias
     # transformers initialises modules that it does not find marked so
     packed._is_hf_initialized = True  # type: ignore[assignment]
+    if not isinstance(linear, torch.nn.Linear):
+        packed.__dict__[_CONV1D] = True
     model.set_submodule(name, packed)
 
 
 def unpack_layers(model: torch.nn.Module, dtype: torch.dtype | None = None) -> None:
-    """Replace all packed layers by linear layers with the dequantised weights, in ``dtype`` or the scales' dtype."""
+    """Replace all packed layers by dense layers with the dequantised weights, in ``dtype`` or the scales' dtype.
+
+    The weights learn, but beside adapters.
+    """
+    learns = not has_adapters(model)
     for name, packed in list(packed_layers(model)):
         if isinstance(packed, ScaledLinear):
             weight = packed.dequantize(dtype or packed.scales.dtype)
         else:
             weight = packed.weight.dequantize()
-        with torch.device("meta"):
-            linear = torch.nn.Linear(packed.in_features, packed.out_features, packed.bias is not None)
-        linear.weight = torch.nn.Parameter(weight)
-        linear.register_parameter("bias", packed.bias)
-        model.set_submodule(name, linear.to(dtype).train(packed.training))
+        dense = dense_layer(weight, packed.bias, conv1d=_CONV1D in vars(packed))
+        dense.weight.requires_grad_(learns)
+        model.set_submodule(name, dense.to(dtype).train(packed.training))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from registry import InvalidArgumentError
-from registry.nn import PackedLinear
+from registry.nn import PackedLinear, ScaledLinear
 
 from .checkpoints_written import IDS, gptq, llama
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # see late_imports
     from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
     from transformers import AutoModelForCausalLM
 
-    from registry.integrations.transformers import RegistryConfig, load, lora_config
+    from registry.integrations.transformers import RegistryConfig, apply, load, lora_config
 
 # names that the oldest supported transformers has, and that PEFT asks for
 pytestmark = [
@@ -79,10 +79,40 @@ def test_an_adapter_is_saved_and_loaded_over_packed_layers(base: Any, tmp_path: 
         assert torch.equal(logits(model), logits(base))
 
 
-def test_all_linear_finds_packed_layers(base: Any) -> None:
+FP8 = {"bits": 8, "activations": "float8_e4m3fn"}
+
+
+@pytest.mark.parametrize("options", [{"group_size": 32}, FP8, {"activations": "int8"}], ids=["int4", "fp8", "w4a8"])
+def test_all_linear_finds_packed_layers(options: dict[str, Any], tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=RegistryConfig(**options))
     model = adapted(base, target_modules="all-linear")
     adapters = {name.split(".lora_A")[0].split(".")[-1] for name, _ in model.named_parameters() if ".lora_A." in name}
-    assert adapters == {name.rpartition(".")[2] for name, one in base.named_modules() if isinstance(one, PackedLinear)}
+    packed = PackedLinear | ScaledLinear
+    assert adapters == {name.rpartition(".")[2] for name, one in base.named_modules() if isinstance(one, packed)}
+
+
+def test_adapters_learn_over_float8_as_over_its_dequantised_weights(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=RegistryConfig(**FP8))
+    apply(base)
+    model = adapted(base, init_lora_weights=False)
+    dense = get_peft_model(copy.deepcopy(base).dequantize(), LoraConfig(r=4, target_modules=TARGETS, lora_alpha=8))
+    learnt = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    dense.load_state_dict({name: each.detach() for name, each in learnt.items()}, strict=False)
+    for each in (model, dense):
+        each.enable_input_require_grads()
+        each(IDS, labels=IDS).loss.backward()
+    expected = {name: each.grad for name, each in dense.named_parameters() if each.requires_grad}
+    for name, each in learnt.items():
+        assert each.grad is not None
+        assert (each.grad - expected[name]).norm() < 0.05 * expected[name].norm()
+    with pytest.raises(InvalidArgumentError, match="not merged into packed layers"):
+        model.merge_adapter()
+    with torch.device("meta"):
+        copied = copy.deepcopy(base).to("meta")
+    moved = get_peft_model(copied, lora_config(LoraConfig(target_modules=TARGETS)))
+    assert all(each.is_meta for name, each in moved.named_parameters() if ".lora_" in name)
 
 
 def test_adapters_learn_over_act_order_under_autocast_and_checkpointing(tmp_path: Path) -> None:

@@ -17,11 +17,23 @@ from registry.tuner.shapes.shapes import read_shapes
 from .checkpoints_written import llama
 
 if TYPE_CHECKING:  # see late_imports
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-    from registry.integrations.transformers import RegistryConfig
+    from registry.integrations.transformers import RegistryConfig, apply
 
 pytestmark = pytest.mark.usefixtures("late_imports")
+
+
+def test_a_packed_gpt2_calls_the_derived_products(tmp_path: Path) -> None:
+    config = GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=96, n_positions=32, bos_token_id=1, eos_token_id=2)
+    config.save_pretrained(tmp_path)
+    model = GPT2LMHeadModel(config).bfloat16().eval()
+    apply(model, quantize="int4")
+    recorded, catalog = tmp_path / "recorded.yaml", Catalog()
+    with registry.record(recorded), torch.no_grad():
+        model.generate(torch.arange(3, 27).view(3, 8), max_new_tokens=2, do_sample=False, eos_token_id=None)
+    found = derive(described(str(tmp_path)), Workload((3,), (8,), quantize="int4"), catalog, ["gemm_int4"])
+    assert set(read_shapes(recorded, catalog, ["gemm_int4"]).all) == set(found.shapes.all)
 
 
 @pytest.mark.thorough

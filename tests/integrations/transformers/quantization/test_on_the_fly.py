@@ -18,7 +18,7 @@ from registry.nn.packed_linear import product_op
 from .checkpoints_written import IDS, layers, llama
 
 if TYPE_CHECKING:  # see late_imports
-    from transformers import AutoModelForCausalLM, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM
 
     from registry.integrations.transformers import RegistryConfig
 
@@ -281,3 +281,15 @@ def test_a_gradient_reaches_the_embeddings_through_packed_layers(model: Any) -> 
     expected = dense.model.embed_tokens.weight.grad
     assert rms(expected) > 0
     assert rms(gradient.double() - expected.double()) < 0.05 * rms(expected)
+
+
+def test_a_model_that_initialises_its_layers_children_is_loaded_packed(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 96, "num_heads": 8, "head_dim": 16}
+    original = Mamba2ForCausalLM(Mamba2Config(**sizes))
+    original.save_pretrained(tmp_path)
+    model = packed(tmp_path, group_size=32)
+    assert "initialize_weights" not in vars(model)
+    for name in layers(original):
+        expected = registry.quantize(original.get_submodule(name).weight, group_size=32)
+        found = model.get_submodule(name).weight
+        assert all(torch.equal(a, b) for a, b in zip(found.tensors, expected.tensors, strict=True))
