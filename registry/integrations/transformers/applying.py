@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from ...api import unrecorded
 from ...errors import InvalidArgumentError
 from ...nn import PackedLinear
 from .attention import NAME
@@ -66,6 +67,13 @@ def apply(
     if quantize is not None:
         packed = pack_linears(model, format_of(quantize, group_size, symmetric), lm_head=lm_head, report=report)
         setattr(model, _PACKED, packed or getattr(model, _PACKED, False))
+    # proofs call ops, at sizes that the model does not have
+    with unrecorded():
+        _replace_parts(model, report, fused_loss=fused_loss)
+    return report
+
+
+def _replace_parts(model: torch.nn.Module, report: ApplyReport, *, fused_loss: bool) -> None:
     for name, module in list(model.named_modules()):
         if not isinstance(module, Swapped):
             _replace(module, name, report)
@@ -79,7 +87,6 @@ def apply(
     if hasattr(model, _ATTENTION):
         replace_appends(model, NAME, report)
     _replace_loss(model, report, fused=fused_loss)
-    return report
 
 
 def restore(model: torch.nn.Module) -> None:
