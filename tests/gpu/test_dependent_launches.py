@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate, Plan, build
 from registry.problem import Problem
 from registry.tuner.verify.late_inputs import late_inputs
+from registry.tuner.verify.late_runs import LateRuns
 
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
     pytest.skip("needs a GPU of compute capability 9.0", allow_module_level=True)
@@ -123,6 +125,24 @@ def test_a_layer_in_a_graph_gives_bit_by_bit_what_it_gives_one_launch_at_a_time(
         again()
         graph.replay()
         assert torch.equal(found, expected)
+
+
+def test_a_launch_that_comes_too_late_for_its_inputs_is_noticed() -> None:
+    x, y = torch.randn(1024, device="cuda"), torch.empty(1024, device="cuda")
+    expected = x.square()
+    runs = LateRuns(Device.of("cuda"), [x])
+    runs.begin([y])
+    time.sleep(0.5)  # the wait takes 1 ms
+    torch.square(x, out=y)
+    runs.queued()
+    assert runs.missed
+    while runs.wait_longer():
+        pass
+    runs.begin([y])
+    torch.square(x, out=y)
+    runs.queued()
+    assert not runs.missed
+    assert torch.equal(y, expected)
 
 
 def product(n: int, k: int, seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
