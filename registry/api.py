@@ -49,6 +49,7 @@ load_file = dispatcher.load_file
 reload = dispatcher.reload
 configure = dispatcher.configure
 record = dispatcher.recorder.record
+unrecorded = dispatcher.recorder.paused
 weights_changed = prepared.weights_changed
 
 

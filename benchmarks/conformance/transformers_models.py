@@ -29,9 +29,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 8},
     "gemma": {"num_key_value_heads": 1, "head_dim": 8},
+    "gemma2": {"num_key_value_heads": 2, "head_dim": 8},
+    "gemma3_text": {"num_key_value_heads": 2, "head_dim": 8},
     "mistral": {"num_key_value_heads": 2},
     "mixtral": {"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64, "num_local_experts": 4},
     "phi": {},
+    "phi3": {"num_key_value_heads": 2},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
     "deepseek_v3": {
         "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,

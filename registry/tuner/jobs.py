@@ -14,6 +14,9 @@ from ..problem import Value
 PROBED = "probed"
 """The name of a trial's detail that is true if the candidate was met with all probes: it may enter the finals."""
 
+UNTESTED = "untested"
+"""The name of a trial's detail that says in words what verification could not test, where it could not test all."""
+
 Status = str
 """The status of a trial.
 

@@ -43,6 +43,12 @@ def write_late(table: torch.Tensor, count: int, delay_ns: int) -> None:
         _compiled(table.device)(table, count, delay_ns)
 
 
+def prepare(device: torch.device) -> None:
+    """Compile ``write_rows`` for a GPU. Raises whatever Triton raises where it cannot."""
+    with torch.cuda.device(device):
+        _compiled(device)
+
+
 @cache
 def _compiled(device: torch.device) -> Callable[[torch.Tensor, int, int], None]:
     """The launch on a device, which must be the current one."""

@@ -20,7 +20,7 @@ from .call_site import Callee
 
 
 def identity_hash(names: Iterable[str], bound: Callable[[str], Any], sources: Sequence[str], *settings: object) -> str:
-    """A hash of the winners of ops and of their backward ops, and of what chooses these.
+    """A hash of the winners of ops and of their backward ops, with their evidence, and of what chooses these.
 
     ``bound(name)``: the bound op of a name; names that it does not know are left out. ``sources``: files of the code
     that generates code. ``settings``: plain data of which that depends.
@@ -57,7 +57,7 @@ def _resolved_by(callee: Callee) -> Mapping[str, Any]:
 
 
 def _winners(op: Op, found: OpWinners) -> str:
-    return hashlib.sha256(_text(frozenset(found.ranking(op).items())).encode()).hexdigest()
+    return hashlib.sha256(_text(frozenset(found.ranked_evidence(op).items())).encode()).hexdigest()
 
 
 def _text(value: Hashable) -> str:

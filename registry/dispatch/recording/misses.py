@@ -8,7 +8,8 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from typing import Protocol
@@ -55,6 +56,8 @@ class _Missed:
         self._counters: list[CallsCounter] = []
         self._dropped = 0
         self._written = 0
+        self._held: int | None = None
+        """The calls that were not yet taken when ``hold`` was called, until ``release``."""
 
     def add(self, calls: CallsCounter) -> None:
         if any(known is calls for known in self._counters):
@@ -65,9 +68,24 @@ class _Missed:
 
     def taken(self) -> int:
         """The calls since the last time that they were taken."""
-        total = self._dropped + sum(counter.value for counter in self._counters)
+        if self._held is not None:
+            new, self._held = self._held, 0
+            return new
+        total = self._total()
         new, self._written = total - self._written, total
         return new
+
+    def hold(self, untaken: int | None = None) -> None:
+        """Leave out the calls from now on until ``release``; ``untaken``: those before, where they are known."""
+        self._held = self._total() - self._written if untaken is None else untaken
+
+    def release(self) -> None:
+        """Count the calls from now on."""
+        self._written = self._total() - (self._held or 0)
+        self._held = None
+
+    def _total(self) -> int:
+        return self._dropped + sum(counter.value for counter in self._counters)
 
 
 class Misses:
@@ -86,6 +104,7 @@ class Misses:
         self._left_out = 0
         self._path: Path | None = None
         self._saved_at = 0.0
+        self._pauses = 0
         if self.active:
             _all.add(self)
 
@@ -103,9 +122,28 @@ class Misses:
                     self._left_out += 1
                     return
                 missed = self._missed[key] = _Missed(problem)
+                if self._pauses:
+                    missed.hold(0)
             missed.add(calls)
         if time.monotonic() - self._saved_at > _INTERVAL_S:
             self.save()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context whose calls, of all threads, are not counted; later calls that its plans answer are."""
+        with self._lock:
+            self._pauses += 1
+            if self._pauses == 1:
+                for one in self._missed.values():
+                    one.hold()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pauses -= 1
+                if not self._pauses:
+                    for one in self._missed.values():
+                        one.release()
 
     def save(self) -> None:
         """Add the calls since the last time to the file."""

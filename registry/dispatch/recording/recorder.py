@@ -81,6 +81,7 @@ class Recorder:
         self.misses = Misses(environ)
         self._whole: _Recording | None = None
         self._refused = False
+        self._here = threading.local()
         self.active = 1 if self._wanted else 0
         if self._wanted and self._wanted not in _watched:
             _watched.add(self._wanted)
@@ -114,8 +115,25 @@ class Recorder:
         if not saved:
             warnings.warn(_nothing(recording.path), DispatchWarning, stacklevel=3)  # 2 is contextlib
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context whose calls are no calls of the program: this thread's are not recorded, and no misses counted."""
+        before = self._is_paused
+        self._here.paused = True
+        try:
+            with self.misses.paused():
+                yield
+        finally:
+            self._here.paused = before
+
+    @property
+    def _is_paused(self) -> bool:
+        return bool(getattr(self._here, "paused", False))
+
     def seen(self, problem: Problem) -> None:
         """Count one call of a problem. The first call raises RegistryError if the variable's path cannot be written."""
+        if self._is_paused:
+            return
         # a problem's own key is JSON, which takes ten times as long
         key = (problem.op, *problem.dims.items())
         with self._lock:

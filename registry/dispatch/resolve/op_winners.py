@@ -188,11 +188,23 @@ class OpWinners:
 
     def ranking(self, op: Op) -> dict[Hashable, tuple[Hashable, ...]]:
         """The candidates in order of precedence, by version of the op and dimensions."""
+        return self._in_order(op, lambda winner: winner.candidate.key)
+
+    def ranked_evidence(self, op: Op) -> dict[Hashable, tuple[Hashable, ...]]:
+        """Like ``ranking``, with the times of other implementations over each candidate's, and its transfers."""
+
+        def told(winner: Winner) -> Hashable:
+            transfers = frozenset((name, one.low, one.high, one.codes) for name, one in winner.transfers.items())
+            return winner.candidate.key, frozenset(winner.baselines.items()), transfers
+
+        return self._in_order(op, told)
+
+    def _in_order(self, op: Op, told: Callable[[Winner], Hashable]) -> dict[Hashable, tuple[Hashable, ...]]:
         found: dict[Hashable, tuple[Hashable, ...]] = {}
         for place in self._in_rank(op, range(self.count)):
             if (one := self._at(place)) is not None:
                 problem = one.winner.problem.op_version, one.key
-                found[problem] = (*found.get(problem, ()), one.winner.candidate.key)
+                found[problem] = (*found.get(problem, ()), told(one.winner))
         return found
 
     # --- places: first the rows of the user's winners, then the shipped ones

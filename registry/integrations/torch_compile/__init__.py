@@ -48,5 +48,5 @@ def disable() -> None:
 
 
 def report() -> Replacements:
-    """What was replaced since ``enable`` was first called, and what was left and why."""
-    return replacing.REPLACEMENTS
+    """What was replaced since ``enable`` was first called, what was left and why, and what came from torch's caches."""
+    return replacing.replacements()

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor import config
+from torch._dynamo.utils import counters
+from torch._inductor import codecache, config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, Node
 
@@ -29,14 +30,21 @@ from .patterns import OPS, Match, NotTheOp, match, tensor_of
 
 @dataclass
 class Replacements:
-    """``replaced``: numbers of replaced calls by op and shapes; ``left``: of others, by op, shapes and reason."""
+    """``replaced``: numbers of replaced calls by op and shapes; ``left``: of others, by op, shapes and reason.
+
+    ``cached``: graphs that came from torch's caches as they were once compiled. Their calls are in neither number.
+    """
 
     replaced: dict[str, int] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
+    cached: int = 0
 
     def __str__(self) -> str:
         lines = [f"replaced  {count} x {what}" for what, count in self.replaced.items()]
         lines += [f"left      {count} x {what}" for what, count in self.left.items()]
+        if self.cached:
+            graphs = "graph" if self.cached == 1 else "graphs"
+            lines.append(f"cached    {self.cached} {graphs} of torch's caches, with what was replaced when compiled")
         return "\n".join(lines) or "nothing was compiled"
 
 
@@ -74,7 +82,7 @@ class Replacing(CustomGraphPass):
             graph.lint()
 
     def uuid(self) -> str:
-        """A hash of all winners of the ops that may be replaced, and of their backward ops."""
+        """A hash of all winners of the ops that may be replaced and of their backward ops, and of their evidence."""
         bound = operators.serving_dispatcher().bound
         return identity_hash(self.ops, bound, _SOURCES, sorted(self.ops), self.training)
 
@@ -148,6 +156,31 @@ REPLACEMENTS = Replacements()
 _PASS = Replacing()
 
 
+class _CacheHits:
+    """Counts the graphs that torch takes from its caches without the pass, while that is installed."""
+
+    def __init__(self) -> None:
+        self._before: int | None = None
+        self._counted = 0
+
+    def begin(self) -> None:
+        if self._before is None:
+            self._before = _hits()
+
+    def end(self) -> None:
+        self._counted, self._before = self.count(), None
+
+    def count(self) -> int:
+        if self._before is None or not _runs_late():
+            return self._counted
+        hits = _hits()
+        # a program may have cleared torch's counters
+        return self._counted + hits - (self._before if hits >= self._before else 0)
+
+
+_CACHE_HITS = _CacheHits()
+
+
 def install(ops: frozenset[str], training: bool) -> None:
     """Let Inductor apply the pass. Raises UnsupportedError if the program has such a pass of its own."""
     given = config.pre_grad_custom_pass
@@ -158,9 +191,27 @@ def install(ops: frozenset[str], training: bool) -> None:
         )
     _PASS.ops, _PASS.training = ops, training
     config.pre_grad_custom_pass = _PASS
+    _CACHE_HITS.begin()
 
 
 def uninstall() -> None:
     """Undo ``install``."""
     if config.pre_grad_custom_pass is _PASS:
+        _CACHE_HITS.end()
         config.pre_grad_custom_pass = None
+
+
+def replacements() -> Replacements:
+    """The replacements of this process so far."""
+    REPLACEMENTS.cached = _CACHE_HITS.count()
+    return REPLACEMENTS
+
+
+def _hits() -> int:
+    return int(counters["aot_autograd"]["autograd_cache_hit"])
+
+
+def _runs_late() -> bool:
+    """Whether torch looks into its caches before it runs the pass, as versions do that know when a pass may run."""
+    timing: Any = getattr(codecache, "resolve_pre_grad_pass_timing", None)
+    return timing is not None and timing() == "late"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from ...artifact import Artifact, Variant
 from ...device import Device
 from ...dispatch.plans.plan import Candidate
-from ..events import Observer, ProblemStarted, TrialDone
-from ..jobs import PROBED, Entrant, Failed, Outcome, TrialJob
+from ..events import Note, Observer, ProblemStarted, TrialDone
+from ..jobs import PROBED, UNTESTED, Entrant, Failed, Outcome, TrialJob
 from ..measure.protocol import TimingProtocol
 from ..planning.problems import ProblemPlan
 from ..storing import RunStore
@@ -76,6 +76,7 @@ class SearchLoop:
         self._sent: dict[int, tuple[_Ready, TunedDevice]] = {}
         self._built: collections.deque[tuple[Waiting, tuple[Artifact, ...]]] = collections.deque(maxlen=_REMEMBERED)
         self._offered: set[tuple[int, str]] = set()
+        self._noted: set[str] = set()
         self.trials = 0
         self._hear_at = 0.0
 
@@ -308,6 +309,7 @@ class SearchLoop:
         told = Finding(candidate, stored.status, stored.median_us, stored.censored, stored.uid, stored.message, probed)
         search.learn(told, asked=not shared)
         search.findings.took(outcome.details.get("seconds", {}))
+        self._note(outcome)
         self.trials += 1
         self._observe(
             TrialDone(
@@ -325,6 +327,13 @@ class SearchLoop:
                 device,
             )
         )
+
+    def _note(self, outcome: Outcome) -> None:
+        """Tell what verification could not test; a message that was told is not repeated."""
+        told = str(outcome.details.get(UNTESTED, ""))
+        if told and told not in self._noted:
+            self._noted.add(told)
+            self._observe(Note(told))
 
 
 def _artifacts(results: Sequence[Artifact | Failed | None]) -> tuple[Artifact, ...]:

@@ -6,7 +6,7 @@ docs/tuning.md lists the checks and their reasons.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
@@ -21,7 +21,8 @@ from ...dispatch.plans.plan import Plan
 from ...implementation import Tensors
 from ..measure.samplers import Sampler
 from .between_samples import LATE
-from .late_inputs import late_inputs
+from .late_inputs import late_fault
+from .late_runs import LateRuns
 from .session import PARTLY, PARTLY_AGAIN, InputCase, Session, clone
 from .timed import TimedPlan
 from .verdicts import Checks, WrongError
@@ -34,14 +35,14 @@ _sleep: Callable[[int], None] = torch.cuda._sleep
 _DELAY_CYCLES = 400_000
 """About 0.2 ms: a launch on the wrong stream runs meanwhile, before the inputs are written."""
 
-
-_LATE_CYCLES = 2_000_000
-"""About 1 ms, in which the host launches two kernels."""
-
 _SLOW_US = 1_000_000.0
 """If a round over the copies takes longer (µs), it is launched no more often than necessary."""
 _BY_ROUNDING = 100.0
 """Times the tolerance: a larger error cannot come from another order of additions."""
+_MISSED = (
+    "its inputs had arrived before its launch was queued, also behind the longest wait: the host is slow, or waits for"
+    " the device; a first kernel that reads or writes before it waits for the one ahead would not be found"
+)
 
 
 def verify(
@@ -49,20 +50,21 @@ def verify(
     session: Session,
     twin: tuple[Plan, Session] | None = None,
     go_on: Callable[[], None] = lambda: None,
-) -> None:
+) -> str:
     """Run the plan on every kind of input, and twice on the first; raises WrongError.
 
     ``twin``: the candidate's plan on the problem's twin, for all but one run on the first kind. ``go_on`` is called
-    before each kind.
+    before each kind. Returns what could not be tested, in words; "" if nothing was left out.
     """
     checks = Checks()
+    untested = late_fault(session.device)
     with _stream_kept(session):
         if twin is not None:
             _run_once(plan, session, session.timed_kind, checks)
             plan, session = twin
         go_on()
         case = session.case(session.timed_kind)
-        _run_again(plan, session, case, _run_on(plan, session, case, checks), checks)
+        missed = _run_again(plan, session, case, _run_on(plan, session, case, checks), checks)
         checks.settle()
         for kind in session.op.kinds[1:]:
             go_on()
@@ -70,6 +72,7 @@ def verify(
             if not session.is_roomy:
                 checks.settle()
         checks.settle()
+    return untested or (f"{plan.candidate.implementation.name}: {_MISSED}" if missed else "")
 
 
 def _run_once(plan: Plan, session: Session, kind: str, checks: Checks) -> None:
@@ -166,27 +169,25 @@ def _run_on(plan: Plan, session: Session, case: InputCase, checks: Checks) -> Te
     return session.op.results(outputs, values)
 
 
-def _run_again(plan: Plan, session: Session, case: InputCase, results: Tensors, checks: Checks) -> None:
+def _run_again(plan: Plan, session: Session, case: InputCase, results: Tensors, checks: Checks) -> bool:
     """Run a second time at another address, and on a GPU on another stream; check both runs. ``results``: of the first.
 
-    On the GPU a delay comes first, and the inputs are NaN or 0 until it is over. From Hopper on they are written by a
-    kernel that lets the plan's first begin before it has written them. The results are read by the very next kernel on
+    On the GPU a delay comes first, and the inputs are NaN or 0 until it is over. From Hopper on they, outputs and
+    scratch are written by a kernel that lets the plan's first begin before it has written them. A run that was queued
+    too late for that is followed by another behind a longer wait. The results are read by the very next kernel on
     that stream. The comparison of the runs comes before the check of the first, so that a candidate whose
-    runs differ is called nondeterministic rather than wrong.
+    runs differ is called nondeterministic rather than wrong. Returns True if all runs were queued too late.
     """
     right = holding(case.bounds, results)
     early, rotation = clone(results), session.rotation
+    late = LateRuns(session.device, _late_tensors(plan, session))
     with _other_stream(session):
-        rotation.spoil()
-        _delay(session)
-        rotation.show(case.kind, case.pristine)
-        if plan.prepared:
-            rotation.announce()
-        outputs = run_poisoned(plan, rotation.copies[0], _arrivals(plan, session))
-        again = session.op.results(outputs, rotation.copies[0])
-        read = clone(again)
-        if faults := output_faults(outputs, plan.signature.outputs, rotation.copies[0]):
-            raise WrongError("wrong_result", f"its second run: {'; '.join(faults)}")
+        again, read = _run_late(plan, session, case, late)
+        while late.missed and late.wait_longer():
+            why = partial(_why_again, session, case, read, again)
+            checks.add(holding(case.bounds, read), "wrong_result", why)
+            checks.settle()
+            again, read = _run_late(plan, session, case, late)
         same = [having_same_bits(one, other) for one, other in zip(results, read, strict=True)]
     if any(overlap(one, other) for one, other in zip(results, again, strict=True)):
         raise WrongError("wrong_result", "two calls return the same memory: the second overwrites the first's result")
@@ -199,6 +200,31 @@ def _run_again(plan: Plan, session: Session, case: InputCase, results: Tensors, 
         checks.settle()
         rotation.spoil()
         session.show(case.kind)
+    return late.missed
+
+
+def _run_late(plan: Plan, session: Session, case: InputCase, late: LateRuns) -> tuple[Tensors, Tensors]:
+    """Results of a run on the first copy, whose inputs become valid after it was queued, and a copy of them."""
+    rotation = session.rotation
+    rotation.spoil()
+    _delay(session)
+    rotation.show(case.kind, case.pristine)
+    if plan.prepared:
+        rotation.announce()
+    outputs = run_poisoned(plan, rotation.copies[0], late.begin)
+    late.queued()
+    again = session.op.results(outputs, rotation.copies[0])
+    read = clone(again)
+    if faults := output_faults(outputs, plan.signature.outputs, rotation.copies[0]):
+        raise WrongError("wrong_result", f"its second run: {'; '.join(faults)}")
+    return again, read
+
+
+def _late_tensors(plan: Plan, session: Session) -> list[torch.Tensor]:
+    """Tensors of the first copy, but for weights of which the plan has prepared its own form."""
+    op, values = session.op, session.rotation.copies[0]
+    named = zip(op.parsed.names, values, strict=True)
+    return tensors_in(tuple(value for name, value in named if not (plan.prepared and name in op.weights)))
 
 
 def _check_memory(results: Tensors, early: Tensors, checks: Checks, *, refill: bool) -> None:
@@ -216,33 +242,19 @@ def _check_copies(session: Session, case: InputCase, checks: Checks) -> None:
         checks.add([flag], "wrong_result", f"it changes its input {name} in some of the timed copies")
 
 
-def _arrivals(plan: Plan, session: Session) -> Callable[[], None]:
-    """What makes the first copy's inputs arrive late, but for weights of which the plan has prepared its own form."""
-    op, values = session.op, session.rotation.copies[0]
-    taken = [
-        value for name, value in zip(op.parsed.names, values, strict=True) if not (plan.prepared and name in op.weights)
-    ]
-    late = late_inputs(session.device, tensors_in(tuple(taken)))
-    if late is None:
-        return lambda: None
-    late.spoil()
+def run_poisoned(
+    plan: Plan, values: tuple[Any, ...], ready: Callable[[Iterable[torch.Tensor]], None] = lambda _: None
+) -> Tensors:
+    """Run once; outputs and scratch hold NaN, or the largest integer, before.
 
-    def arrive() -> None:
-        # the plan is to be queued before the kernel that writes them begins
-        _sleep(_LATE_CYCLES)
-        late.arrive()
-
-    return arrive
-
-
-def run_poisoned(plan: Plan, values: tuple[Any, ...], ready: Callable[[], None] = lambda: None) -> Tensors:
-    """Run once; outputs and scratch hold NaN, or the largest integer, before. ``ready`` comes right before the run."""
+    ``ready`` is given outputs and scratch, which hold that by then, and comes right before the run.
+    """
     functional = plan.candidate.implementation.returns_outputs
     outputs = () if functional else plan.allocate()
     scratch = tuple(spec.empty() for spec in plan.signature.scratch.values())
     poison((*outputs, *scratch))
     arguments = plan.prepared.extend(values)
-    ready()
+    ready((*outputs, *scratch))
     return plan.checked_run(outputs, arguments, scratch)
 
 

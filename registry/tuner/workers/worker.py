@@ -17,7 +17,7 @@ from ...discovery.catalog import Catalog
 from ...dispatch.plans.other_size import bound_by_call
 from ...dispatch.plans.plan import Candidate, Plan
 from ...problem import Problem
-from ..jobs import PROBED, BlockJob, Entrant, Outcome, TimedBlock, TrialJob, VerificationJob
+from ..jobs import PROBED, UNTESTED, BlockJob, Entrant, Outcome, TimedBlock, TrialJob, VerificationJob
 from ..measure.clocks import Clocks
 from ..measure.copy_floor import copy_sampler
 from ..measure.interleaving import interleave
@@ -99,7 +99,7 @@ class Worker:
         plan = self._plan(session, job.entrant)
         announce("verify")
         twin = self._on_twin(plan, session, job.seed, job.entrant.by_key)
-        verify(plan, session, twin, announce.go_on)
+        untested = verify(plan, session, twin, announce.go_on)
         self._check_trust()
         first = self._probes.come_first(plan)
         if first:
@@ -118,7 +118,8 @@ class Worker:
                 probed = leads or first
         # while the plan lives: its end may put back what it replaced
         self._check_trust()
-        return replace(found, details={**found.details, PROBED: True}) if probed else found
+        told = {**({PROBED: True} if probed else {}), **({UNTESTED: untested} if untested else {})}
+        return replace(found, details={**found.details, **told})
 
     def _measured(
         self, job: TrialJob, plan: Plan, session: Session, protocol: TimingProtocol, announce: Steps

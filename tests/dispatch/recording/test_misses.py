@@ -91,6 +91,40 @@ def test_a_miss_long_after_the_last_time_writes(noted: Misses, path: Path, monke
     assert set(counts_of(path)) == {str(softmax(1)), str(softmax(2))}
 
 
+def test_calls_of_a_pause_are_left_out_and_those_after_it_count(noted: Misses, path: Path) -> None:
+    before, within = counter(3), counter(1)
+    noted.note(softmax(1), before)
+    with noted.paused():
+        before.hit()
+        noted.note(softmax(2), within)
+        with noted.paused():
+            within.hit()
+        within.hit()
+    noted.save()
+    assert counts_of(path) == {str(softmax(1)): 3}
+    for calls in (before, within):
+        calls.hit()
+    noted.save()
+    assert counts_of(path) == {str(softmax(1)): 4, str(softmax(2)): 1}
+
+
+def test_what_is_written_in_a_pause_is_what_was_counted_before(
+    noted: Misses, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = counter(3)
+    noted.note(softmax(1), calls)
+    monkeypatch.setattr(misses, "_INTERVAL_S", 0.0)
+    with noted.paused():
+        calls.hit()
+        noted.note(softmax(2), counter(1))
+        noted.save()
+        calls.hit()
+    assert counts_of(path) == {str(softmax(1)): 3}
+    calls.hit()
+    noted.save()
+    assert counts_of(path) == {str(softmax(1)): 4}
+
+
 def test_a_file_that_cannot_be_written_is_warned_of_once_and_kept(noted: Misses, path: Path) -> None:
     path.write_text("my notes\n")
     with pytest.warns(DispatchWarning, match="missed calls are not counted"):
@@ -118,6 +152,23 @@ def test_calls_without_an_exact_winner_are_noted_and_others_are_not(
     dispatcher.call("softmax", torch.randn(8, 16))
     dispatcher.recorder.misses.save()
     assert counts_of(path) == {str(softmax(5)): 2, str(softmax(6)): 3}
+
+
+def test_a_recorder_that_is_paused_neither_records_nor_counts(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERNEL_REGISTRY_MISSES", str(path))
+    dispatcher, recording = Dispatcher(Catalog(entry_points=())), tmp_path / "recording.yaml"
+    with dispatcher.recorder.record(recording):
+        for rows in (4, 5):
+            with dispatcher.recorder.paused():
+                dispatcher.call("softmax", torch.randn(rows, 16))
+        for _ in range(2):
+            dispatcher.call("softmax", torch.randn(5, 16))
+    dispatcher.call("softmax", torch.randn(5, 16))
+    dispatcher.recorder.misses.save()
+    assert counts_of(recording) == {str(softmax(5)): 2}
+    assert counts_of(path) == {str(softmax(5)): 3}
 
 
 PROGRAM = """

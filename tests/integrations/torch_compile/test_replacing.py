@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,6 +156,119 @@ def test_what_a_graph_must_be(tmp_path: Path, report: torch_compile.Replacements
         "it needs a gradient: enable(training=True)",
         "autocast converts its arguments",
     }
+
+
+def uuid_with(dispatcher: Dispatcher) -> str:
+    with serving(dispatcher):
+        return replacing._PASS.uuid()
+
+
+@pytest.mark.usefixtures("report")
+def test_the_key_of_torchs_caches_is_that_of_the_winners_and_their_evidence(tmp_path: Path) -> None:
+    """Everything by which a call is replaced or left makes another key; an equal database makes the same."""
+    databases = {
+        "none": winner(tmp_path / "none"),
+        "rows": winner(tmp_path / "rows", "softmax"),
+        "columns": winner(tmp_path / "columns", "softmax", name="torch.native"),
+        "slower": winner(tmp_path / "slower", "softmax", baselines={"torch.native": 0.5, "torch.compile": 0.4}),
+        "fewer": winner(tmp_path / "fewer", "softmax", baselines={"torch.native": 2.0}),
+        "norm": winner(tmp_path / "norm", "rms_norm"),
+    }
+    found = {name: uuid_with(dispatcher) for name, dispatcher in databases.items()}
+    assert len(set(found.values())) == len(found)
+    assert uuid_with(winner(tmp_path / "again", "softmax")) == found["rows"]
+    torch_compile.enable(training=True)
+    training = uuid_with(databases["rows"])
+    torch_compile.enable("softmax")
+    assert len({found["rows"], training, uuid_with(databases["rows"])}) == 3
+
+
+@pytest.mark.usefixtures("report")
+def test_the_key_of_torchs_caches_is_that_of_the_code_that_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher = winner(tmp_path, "softmax")
+    before = uuid_with(dispatcher)
+    monkeypatch.setattr(replacing, "_SOURCES", replacing._SOURCES[1:])
+    assert uuid_with(dispatcher) != before
+
+
+def test_graphs_of_torchs_caches_are_told_while_the_pass_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hits = {"autograd_cache_hit": 5}
+    monkeypatch.setattr(replacing, "counters", {"aot_autograd": hits})
+    monkeypatch.setattr(replacing, "_CACHE_HITS", replacing._CacheHits())
+    monkeypatch.setattr(replacing, "REPLACEMENTS", replacing.Replacements())
+    monkeypatch.setattr(replacing, "_runs_late", lambda: True)
+    assert str(torch_compile.report()) == "nothing was compiled"
+    torch_compile.enable()
+    hits["autograd_cache_hit"] = 6
+    assert str(torch_compile.report()) == ("cached    1 graph of torch's caches, with what was replaced when compiled")
+    torch_compile.disable()
+    hits["autograd_cache_hit"] = 9
+    assert torch_compile.report().cached == 1
+    torch_compile.enable("softmax")
+    torch_compile.enable("rms_norm")
+    hits["autograd_cache_hit"] = 2  # cleared meanwhile
+    assert torch_compile.report().cached == 3
+    torch_compile.disable()
+
+
+PROGRAM = """
+import json
+import torch
+from torch._dynamo.utils import counters
+from registry.integrations import torch_compile
+import registry
+
+torch_compile.enable()
+compiled = torch.compile(lambda x: torch.softmax(x, -1) + 1, fullgraph=True)
+x = torch.randn(4, 64)
+with torch.no_grad():
+    torch.testing.assert_close(compiled(x), torch.softmax(x, -1) + 1)
+told = torch_compile.report()
+print(json.dumps({
+    "replaced": told.replaced, "left": list(told.left), "shown": str(told),
+    "calls": registry.explain("softmax", x).calls,
+    "hits": counters["aot_autograd"]["autograd_cache_hit"],
+}))
+"""
+
+
+@THOROUGH
+def test_other_evidence_compiles_again_and_the_same_does_not(tmp_path: Path) -> None:
+    """In processes that share torch's caches, a graph from which is told as that."""
+    database, name = tmp_path / "tuning.db", "softmax(4x64)"
+    publish(database, Catalog(), {"softmax": ("cpp.rows", SIZES)}, baselines=FASTER)
+    first = compiled_by_a_process(tmp_path)
+    assert (first["replaced"], first["left"], first["hits"]) == ({name: 1}, [], 0)
+    second = compiled_by_a_process(tmp_path)
+    assert (first["calls"], second["calls"]) == (1, 1)
+    if second["hits"] and not second["replaced"]:
+        assert second["shown"] == "cached    1 graph of torch's caches, with what was replaced when compiled"
+    else:  # versions of torch that run the pass before they look into their caches
+        assert (second["replaced"], second["left"]) == (first["replaced"], [])
+        assert "cached" not in second["shown"]
+    database.unlink()
+    slower = {"torch.native": 0.5, "torch.compile": 0.4}
+    publish(database, Catalog(), {"softmax": ("cpp.rows", SIZES)}, baselines=slower)
+    third = compiled_by_a_process(tmp_path)
+    assert third["left"] == [f"{name}: cpp.rows was not faster than torch.native and torch.compile"]
+    assert (third["replaced"], third["calls"]) == ({}, 0)
+
+
+def compiled_by_a_process(folder: Path) -> dict[str, Any]:
+    """What a process prints that compiles and calls a program, with torch's caches in ``folder``."""
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "KERNEL_REGISTRY_DB": str(folder / "tuning.db")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, **caches},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
 
 
 def test_settings_and_a_pass_of_the_program() -> None:

@@ -1,4 +1,4 @@
-"""apply and restore on small models of nine families: equal logits and tokens, and what is left says why."""
+"""apply and restore on small models of eleven families: equal logits and tokens, and what is left says why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import pytest
 import torch
 
 import registry
+from registry.api import dispatcher
+from registry.dispatch.recording.misses import Misses
 from registry.errors import InvalidArgumentError, UnknownNameError
+from registry.tuner.shapes.shapes import read_shapes
 
 from .tiny_models import CONFIGS, prompt, tiny
 
@@ -67,6 +70,29 @@ def test_a_static_cache_longer_than_the_text_gives_the_same_tokens(family: str) 
     told = generated(model, tokens, **how)
     apply(model)
     assert generated(model, tokens, **how) == told
+
+
+def test_proofs_are_no_calls_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``apply`` calls itself is neither recorded nor counted as missed."""
+    recorder, recording = dispatcher.recorder, tmp_path / "recording.yaml"
+    monkeypatch.setattr(recorder, "misses", Misses({"KERNEL_REGISTRY_MISSES": str(tmp_path / "misses.yaml")}))
+    dispatcher.forget()  # plans of earlier tests have been noted already
+    model, tokens = tiny("llama"), prompt()
+    with registry.record(tmp_path / "all.yaml"):
+        apply(model)
+        with registry.record(recording):
+            for _ in range(2):
+                logits(model, tokens)
+    recorder.misses.save()
+    called = recorded(recording)
+    assert called
+    assert recorded(tmp_path / "all.yaml") == called
+    assert recorded(tmp_path / "misses.yaml") == called
+
+
+def recorded(path: Path) -> dict[str, int]:
+    """The calls in a file by problem."""
+    return {str(problem): count for problem, count in read_shapes(path, dispatcher.catalog).counts.items()}
 
 
 def test_what_is_replaced_is_told_and_a_second_time_nothing_is() -> None:

@@ -18,8 +18,8 @@ from registry.dispatch.plans.plan import Candidate
 from registry.implementation import Implementation, Run
 from registry.problem import Problem
 from registry.space import Config, Space
-from registry.tuner.events import Event, TrialDone
-from registry.tuner.jobs import Outcome, TrialJob
+from registry.tuner.events import Event, Note, TrialDone
+from registry.tuner.jobs import UNTESTED, Outcome, TrialJob
 from registry.tuner.limits import Budget, Limits
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.planning.problems import ImplementationPlan, ProblemPlan
@@ -130,6 +130,23 @@ def test_what_spills_is_measured_only_if_it_must_be_tried(store: Store) -> None:
     assert sent == {DEFAULT, STORED}
     assert (told[OTHER].status, told[DEFAULT].status, told[STORED].status) == ("out_of_resources", "ok", "ok")
     assert "16 bytes spill" in told[OTHER].message
+
+
+class Untested(Telling):
+    """Every trial leaves out one check."""
+
+    def take_answered(self) -> list[tuple[TrialJob, Outcome]]:
+        return [(job, replace(told, details={UNTESTED: "no late inputs"})) for job, told in super().take_answered()]
+
+
+def test_what_verification_could_not_test_is_told_once(store: Store) -> None:
+    three, protocol, events = Three(), TimingProtocol.of(DEVICE), list[Event]()
+    choice = ImplementationPlan(three, three.space(PROBLEM, DEVICE), {"number": DEFAULT})
+    plan = ProblemPlan(PROBLEM, SOFTMAX, DEVICE, (choice,))
+    loop = SearchLoop(Untested(Compiled({})), DEVICE, protocol, RunStore(store, DEVICE, protocol, {}), events.append)
+    loop.run([plan], lambda plan, over: SearchState(plan, Budget(trials=3), (), 0))
+    assert sum(isinstance(event, TrialDone) for event in events) == 3
+    assert [event for event in events if isinstance(event, Note)] == [Note("no late inputs")]
 
 
 @pytest.mark.parametrize(("number", "resources"), [(STORED, FITS), (STORED, SPILLS)])

@@ -18,7 +18,7 @@ from registry.discovery.catalog import Catalog
 from registry.implementation import Implementation, Run
 from registry.problem import Problem, Value
 from registry.space import Config, Space
-from registry.tuner.jobs import PROBED, BlockJob, Entrant, Outcome, TrialJob, VerificationJob
+from registry.tuner.jobs import PROBED, UNTESTED, BlockJob, Entrant, Outcome, TrialJob, VerificationJob
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.verify.probe_inputs import group_of
 from registry.tuner.workers.worker import Worker
@@ -84,6 +84,18 @@ def test_a_later_one_meets_them_where_it_leads(worker: Worker) -> None:
     assert PROBED not in behind.details
     leading = trial(worker, nap_ms=5, right_elsewhere=False, best_us=100_000.0)
     assert leading.status == "wrong_result"
+
+
+def test_what_verification_could_not_test_is_a_detail_of_the_trial(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog.register(RightHere())
+    assert UNTESTED not in trial(Worker(catalog, CPU), nap_ms=0, right_elsewhere=True).details
+    # before the worker is made, which finds code that is replaced later
+    monkeypatch.setattr("registry.tuner.verify.verify.late_fault", lambda _: "no late inputs")
+    found = trial(Worker(catalog, CPU), nap_ms=0, right_elsewhere=True)
+    assert (found.status, found.message) == ("ok", "")
+    assert found.details[UNTESTED] == "no late inputs"
 
 
 def test_a_verification_meets_them_and_takes_no_time(worker: Worker) -> None:
