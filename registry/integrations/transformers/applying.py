@@ -74,15 +74,10 @@ def apply(
         refuse_without_format(group_size, symmetric, lm_head)
     _check_loaded(model)
     report = ApplyReport()
-<<<<<<< HEAD
     if config is not None and (packing := packing_of(model, config, lm_head=lm_head, report=report)):
         # parts that were replaced before hold on to the dense layers
         _restore_modules(model)
         put(model, packing, report)
-=======
-    if quantize is not None:
-        packed = pack_linears(model, format_of(quantize, group_size, symmetric), lm_head=lm_head, report=report)
-        setattr(model, _PACKED, packed or getattr(model, _PACKED, False))
     # proofs call ops, at sizes that the model does not have
     with unrecorded():
         _replace_parts(model, report, fused_loss=fused_loss)
@@ -90,7 +85,6 @@ def apply(
 
 
 def _replace_parts(model: torch.nn.Module, report: ApplyReport, *, fused_loss: bool) -> None:
->>>>>>> mend-verify
     for name, module in list(model.named_modules()):
         if not isinstance(module, Swapped):
             _replace(module, name, report)
