@@ -20,7 +20,7 @@ from ..layer_proofs import shell_of
 _FUNCTION = "find_packed_sequence_indices"
 """transformers' function that finds packed sequences in positions [batch, seq]: their numbers, None for one a row."""
 
-Finding = Callable[[torch.Tensor], torch.Tensor | None]
+SequenceSearch = Callable[[torch.Tensor], torch.Tensor | None]
 
 
 class CountedPositions(threading.local):
@@ -62,13 +62,13 @@ def counts_positions(model: Any, layers: str) -> bool:
 
 def _look() -> bool:
     """Let transformers' function know what is known of positions; False for a transformers that has none."""
-    own: Finding | None = getattr(masking_utils, _FUNCTION, None)
+    own: SequenceSearch | None = getattr(masking_utils, _FUNCTION, None)
     if own is not None and not hasattr(own, "registry_own"):
         setattr(masking_utils, _FUNCTION, _knowing(own))
     return own is not None
 
 
-def _knowing(own: Finding) -> Finding:
+def _knowing(own: SequenceSearch) -> SequenceSearch:
     @functools.wraps(own)
     def find(position_ids: torch.Tensor) -> torch.Tensor | None:
         if POSITIONS.counted:
