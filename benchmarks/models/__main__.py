@@ -48,7 +48,6 @@ from .timing import Deadline, Step, add_options, milliseconds, ratio
 from .ways import MODELS, is_way, model_of, settings_of, told, why_not
 
 WAYS = ("plain", "apply", "int4", "int4+head")
-STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Ready(NamedTuple):
         return cls(decoding.in_form(form), decoding.rewind, decoding.logits)
 
 
-def rows_of(form: str, batch: int, models: dict[str, Any], count: int, deadline: Deadline) -> list[Row]:
+def rows_of(form: str, batch: int, models: dict[str, Any], count: int | None, deadline: Deadline) -> list[Row]:
     """The rows of one form at one batch."""
     steps: dict[str, Ready] = {}
     failed: list[Row] = []
@@ -180,7 +179,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     forms = [form for form in FORMS if form != "max-autotune"]
     parser.add_argument("--forms", type=types.one_of(FORMS), action=types.Listed, default=forms, metavar="FORM")
     parser.add_argument("--ways", type=_way, action=types.Listed, default=list(WAYS), metavar="WAY")
-    add_options(parser, "models", STEPS)
+    add_options(parser, "models", None)
     return parser.parse_args(arguments)
 
 

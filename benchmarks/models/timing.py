@@ -13,27 +13,45 @@ import torch
 from ..arguments import output_folder
 
 ROUNDS = 7
+FEWEST, MOST = 5, 128
+ROUND_SECONDS = 0.2
+"""How long a round lasts whose number of steps is not given: after a pause the first step waits for the host, which is
+the longer, the more a step is the GPU's alone."""
 
 Step = Callable[[], Any]
 
 
-def milliseconds(steps: Mapping[str, Step], rewinds: Mapping[str, Step], count: int) -> dict[str, list[float]]:
-    """Milliseconds of the host for a step by way, a value for each round of ``count`` steps; the ways take turns.
+def milliseconds(
+    steps: Mapping[str, Step], rewinds: Mapping[str, Step], count: int | None = None
+) -> dict[str, list[float]]:
+    """Milliseconds of the host for a step by way, a value for each round; the ways take turns.
 
     rewinds  by way what is run before its round, outside of the time
+    count    steps of a round; without it as many as last ``ROUND_SECONDS``, from ``FEWEST`` to ``MOST``
     """
     times: dict[str, list[float]] = {way: [] for way in steps}
+    counts = {way: count or _fitting(_round(steps[way], rewinds[way], FEWEST)) for way in steps}
     for turn in range(ROUNDS if steps else 0):
         names = [*steps][turn % len(steps) :] + [*steps][: turn % len(steps)]
         for way in names:
-            rewinds[way]()
-            wait()
-            began = time.perf_counter()
-            for _ in range(count):
-                steps[way]()
-            wait()
-            times[way].append((time.perf_counter() - began) / count * 1e3)
+            times[way].append(_round(steps[way], rewinds[way], counts[way]))
     return times
+
+
+def _round(step: Step, rewind: Step, count: int) -> float:
+    """Milliseconds for each of ``count`` steps."""
+    rewind()
+    wait()
+    began = time.perf_counter()
+    for _ in range(count):
+        step()
+    wait()
+    return (time.perf_counter() - began) / count * 1e3
+
+
+def _fitting(step_ms: float) -> int:
+    """The steps of a round, for a step of so many milliseconds."""
+    return min(MOST, max(FEWEST, round(ROUND_SECONDS * 1e3 / step_ms)))
 
 
 def ratio(times: Sequence[float], plain: Sequence[float] | None) -> float | None:
@@ -66,9 +84,11 @@ class Deadline:
         return self._limit is not None and ends > self._limit
 
 
-def add_options(parser: argparse.ArgumentParser, results: str, steps: int) -> None:
+def add_options(parser: argparse.ArgumentParser, results: str, steps: int | None) -> None:
     """Add the options that benchmarks of steps share; ``results`` names the files that ``--write`` writes."""
-    parser.add_argument("--steps", type=int, default=steps, help="steps in a round")
+    parser.add_argument(
+        "--steps", type=int, default=steps, help="steps in a round" + ("" if steps else ", else as many as last 0.2 s")
+    )
     parser.add_argument("--time-limit", type=float, help="seconds after which nothing further begins")
     parser.add_argument("--smoke", action="store_true", help="a small model, to see that it runs")
     parser.add_argument("--write", type=output_folder, help=f"write {results}.json and {results}.txt there")
