@@ -86,9 +86,8 @@ class Deadline:
 
 def add_options(parser: argparse.ArgumentParser, results: str, steps: int | None) -> None:
     """Add the options that benchmarks of steps share; ``results`` names the files that ``--write`` writes."""
-    parser.add_argument(
-        "--steps", type=int, default=steps, help="steps in a round" + ("" if steps else ", else as many as last 0.2 s")
-    )
+    fitting = "" if steps else f", without it as many as last {ROUND_SECONDS} s, from {FEWEST} to {MOST}"
+    parser.add_argument("--steps", type=int, default=steps, help=f"steps in a round{fitting}")
     parser.add_argument("--time-limit", type=float, help="seconds after which nothing further begins")
     parser.add_argument("--smoke", action="store_true", help="a small model, to see that it runs")
     parser.add_argument("--write", type=output_folder, help=f"write {results}.json and {results}.txt there")
