@@ -15,6 +15,7 @@ from .quantization import RegistryConfig
 from .quantization.dense import DenseLayer, linear_layers, own_class
 from .quantization.experts import BITS, expert_modules, packed_experts
 from .quantization.replacing import packed_layers
+from .quantization.weight_readers import weight_readers
 
 _OUTPUT = "not packed: the output layer (lm_head=True packs it)"
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
@@ -39,11 +40,12 @@ def packable(model: torch.nn.Module, config: RegistryConfig, *, lm_head: bool) -
     """
     _check_unwrapped(model)
     found, kept, shared = Packable(), kept_by_adapters(model), _shared(model)
-    outputs = frozenset() if lm_head else _of_outputs(model)
+    outputs, readers = frozenset() if lm_head else _of_outputs(model), weight_readers(model)
     for name, layer in linear_layers(model):
         _check_weight(name, layer.weight)
         reason = kept.get(id(layer)) or shared.get(id(layer.weight), {}).get(name) or _unlike(layer)
         reason = reason or (_OUTPUT if id(layer) in outputs else "")
+        reason = reason or (f"not packed: {readers[name]}'s code reads its weight" if name in readers else "")
         if reason:
             found.left[name] = reason
         else:

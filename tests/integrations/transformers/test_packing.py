@@ -201,6 +201,38 @@ def test_a_layer_in_two_places_and_subclasses_are_left() -> None:
     assert list(packed(model)) == ["3"]
 
 
+def mamba() -> Any:
+    config = transformers.MambaConfig(
+        vocab_size=64, hidden_size=64, state_size=8, num_hidden_layers=1, time_step_rank=16
+    )
+    torch.manual_seed(3)
+    return transformers.MambaForCausalLM(config).eval()
+
+
+def test_a_layer_whose_weight_the_code_around_it_reads_is_left(tmp_path: Path) -> None:
+    model = mamba()
+    report = apply(model, quantize="int4")
+    left = report.left["not packed: MambaMixer's code reads its weight"]
+    # dt_proj in its own forward, the others where a package of kernels is installed
+    assert left == [f"backbone.layers.0.mixer.{name}" for name in ("x_proj", "dt_proj", "out_proj")]
+    assert "backbone.layers.0.mixer.in_proj" in packed(model)
+    found = model(torch.arange(5)[None], use_cache=False).logits
+    assert found.isfinite().all()
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(again(torch.arange(5)[None], use_cache=False).logits, found)
+
+
+@pytest.mark.filterwarnings("ignore:RegistryConfig")
+def test_a_layer_whose_weight_is_read_stays_dense_while_it_is_loaded(tmp_path: Path) -> None:
+    mamba().save_pretrained(tmp_path)
+    config = RegistryConfig(bits=4)
+    with pytest.warns(UserWarning, match=r"x_proj and 2 others are not packed: the code around reads the weight"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config)
+    assert isinstance(model.backbone.layers[0].mixer.dt_proj, torch.nn.Linear)
+    assert model(torch.arange(5)[None], use_cache=False).logits.isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

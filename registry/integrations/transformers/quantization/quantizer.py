@@ -35,6 +35,7 @@ from .missing import check_complete
 from .operations import PackWeights, is_ours, read_packed
 from .record import LoadingRecord
 from .replacing import form_of, packed_layers, unpack_layers
+from .weight_readers import weight_readers
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
@@ -117,11 +118,14 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
             for name, form in config.experts.items():
                 put_empty_experts(model, name, form["group_size"], form["zeros"])
             return
-        packed = [f"{name}.weight" for name in layers]
+        readers = weight_readers(model)
+        read = [name for name in layers if name in readers]
+        _tell_of("the code around reads the weight", read)
+        packed = [f"{name}.weight" for name in layers if name not in readers]
         if config.bits == BITS and config.codebook is None:
             packed += parameters
         else:
-            _tell_of("are not packed: experts are in 4 bits without a codebook", experts)
+            _tell_of("experts are in 4 bits without a codebook", experts)
         self.record.to_pack = frozenset(packed)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
@@ -190,10 +194,10 @@ def _by_own_names(modules: Iterable[tuple[str, Module]]) -> dict[str, Module]:
     return {name.replace(".base_layer", ""): module for name, module in modules}
 
 
-def _tell_of(what: str, layers: list[str]) -> None:
+def _tell_of(reason: str, layers: list[str]) -> None:
     if layers:
-        others = f" and {len(layers) - 1} others" if len(layers) > 1 else ""
-        warnings.warn(f"RegistryConfig: {layers[0]}{others} {what}", stacklevel=2)
+        others = f" and {len(layers) - 1} others are" if len(layers) > 1 else " is"
+        warnings.warn(f"RegistryConfig: {layers[0]}{others} not packed: {reason}", stacklevel=2)
 
 
 def _raise_faults(faults: dict[str, RegistryError]) -> None:

@@ -138,7 +138,7 @@ def test_experts_stay_in_full_precision_where_named_or_of_other_bits(plain: Path
     config = RegistryConfig(group_size=32, modules_to_not_convert=["lm_head", "experts"])
     model = AutoModelForCausalLM.from_pretrained(plain, quantization_config=config)
     assert torch.equal(model.model.layers[0].mlp.experts.down_proj, mixtral().model.layers[0].mlp.experts.down_proj)
-    with pytest.warns(UserWarning, match=r"mlp\.experts are not packed: experts are in 4 bits without a codebook"):
+    with pytest.warns(UserWarning, match=r"mlp\.experts.* not packed: experts are in 4 bits without a codebook"):
         AutoModelForCausalLM.from_pretrained(plain, quantization_config=RegistryConfig(bits=8, group_size=32))
 
 

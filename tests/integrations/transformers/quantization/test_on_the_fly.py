@@ -287,9 +287,12 @@ def test_a_model_that_initialises_its_layers_children_is_loaded_packed(tmp_path:
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 96, "num_heads": 8, "head_dim": 16}
     original = Mamba2ForCausalLM(Mamba2Config(**sizes))
     original.save_pretrained(tmp_path)
-    model = packed(tmp_path, group_size=32)
+    with pytest.warns(UserWarning, match=r"mixer\.out_proj is not packed: the code around reads the weight"):
+        model = packed(tmp_path, group_size=32)
     assert "initialize_weights" not in vars(model)
-    for name in layers(original):
+    names = [name for name in layers(original) if not name.endswith("out_proj")]
+    assert names
+    for name in names:
         expected = registry.quantize(original.get_submodule(name).weight, group_size=32)
         found = model.get_submodule(name).weight
         assert all(torch.equal(a, b) for a, b in zip(found.tensors, expected.tensors, strict=True))
