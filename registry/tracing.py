@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -63,6 +64,15 @@ def traced_operations() -> int:
     return _noted()
 
 
+def trace_number() -> int:
+    """A number of the trace of torch.compile that runs; other traces have others."""
+    from torch._dynamo.comptime import comptime
+
+    comptime(_note_trace)
+    return _noted()
+
+
+_traces = itertools.count()
 _notes: list[int] = []
 """What torch.compile told of its state, until the traced code asks for it."""
 
@@ -74,6 +84,13 @@ def _note_version(context: Any) -> None:
 
 def _note_operations(context: Any) -> None:
     _notes.append(len(context.graph().nodes))
+
+
+def _note_trace(context: Any) -> None:
+    graph = context.graph()
+    if not hasattr(graph, "registry_trace"):
+        graph.registry_trace = next(_traces)
+    _notes.append(graph.registry_trace)
 
 
 @constant_while_tracing

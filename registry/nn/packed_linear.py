@@ -174,6 +174,11 @@ class PackedLinear(torch.nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        # files of the time before there was this text have the numbers alone
+        self._form = repr((self.bits, self.group_size, (self.out_features, self.in_features), self.codebook))
+
 
 def product_op(weight: PackedWeight) -> str:
     """The name of the op that multiplies activations by a weight."""

@@ -89,6 +89,10 @@ def _check_weight(name: str, weight: torch.Tensor) -> None:
 
 
 def _unlike(layer: DenseLayer) -> str:
+    if "weight" not in layer._parameters:
+        return "not packed: its weight is made of other tensors, as by torch's prune or weight_norm"
+    if "forward" in vars(layer):
+        return "not packed: another program has replaced its forward"
     kind = type(layer.weight.data)
     return "" if kind is torch.Tensor else f"not packed: its weight is a {kind.__name__}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from .adapters import lora_layers
 from .packable import packable
 from .quantization import RegistryConfig, RegistryQuantizer
 from .quantization.dense import DenseLayer, matrix
-from .quantization.experts import DOWN, GATE_UP, put_experts, rounded
+from .quantization.experts import DOWN, GATE_UP, packed_experts, put_experts, rounded
 from .quantization.fitting import group_size_for
 from .quantization.replacing import PackedLayer, packed_layers, put_packed
 from .report import ApplyReport
@@ -118,7 +119,9 @@ def put(model: torch.nn.Module, packing: Packing, report: ApplyReport) -> None:
     for layer in lora_layers(model):
         _refuse_merging(layer)
     for each in _pretrained(model):
-        quantizer = RegistryQuantizer(packing.config, pre_quantized=False)
+        if not (any(packed_layers(each)) or any(packed_experts(each))):
+            continue
+        quantizer = RegistryQuantizer(copy.deepcopy(packing.config), pre_quantized=False)
         quantizer.postprocess_model(each)
         each.hf_quantizer = quantizer
 

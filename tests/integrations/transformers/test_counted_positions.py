@@ -55,7 +55,7 @@ def test_a_compiled_forward_of_positions_that_the_model_counts_has_no_mask(way: 
     assert len(programs) == 1
     assert "cumsum" not in programs[0]
     assert "bool" not in programs[0]
-    assert not POSITIONS.counted
+    assert POSITIONS.config is None
 
 
 def test_sequences_that_are_packed_by_their_positions_stay_apart() -> None:
@@ -94,6 +94,60 @@ def test_a_model_that_counts_otherwise_gets_the_mask_of_its_positions() -> None:
     torch.testing.assert_close(loss(model), loss(plain))
 
 
+class _Documents:
+    """The mix-in of a model whose positions begin again behind a token 9."""
+
+    def forward(self, input_ids: Any = None, position_ids: Any = None, **given: Any) -> Any:
+        if position_ids is None and input_ids is not None:
+            begins = torch.nn.functional.pad(input_ids[:, :-1] == 9, (1, 0)).cumsum(-1)
+            place = torch.arange(input_ids.shape[1])
+            first = torch.where(begins.diff(prepend=begins[:, :1] - 1, dim=-1) != 0, place, 0).cummax(-1).values
+            position_ids = place - first
+        return super().forward(input_ids, position_ids=position_ids, **given)  # type: ignore[misc]
+
+
+def test_a_model_that_begins_again_at_some_token_gets_the_mask_of_its_positions() -> None:
+    plain, model = tiny("llama"), tiny("llama")
+    for each in (plain, model):
+        each.model.__class__ = type("Documents", (_Documents, type(each.model)), {})
+    apply(model)
+    tokens = prompt().clone()
+    tokens[:, 5] = 9
+    found, expected = (each(tokens, use_cache=False).logits for each in (model, plain))
+    torch.testing.assert_close(found, expected)
+
+
+def test_another_model_in_a_hook_has_the_mask_of_its_own_positions() -> None:
+    model, plain, seen = tiny("llama"), tiny("mistral"), list[torch.Tensor]()
+    apply(model)
+
+    def other() -> torch.Tensor:
+        logits: torch.Tensor = plain(prompt(), position_ids=packed(), use_cache=False).logits
+        return logits
+
+    model.model.layers[0].register_forward_hook(lambda *_: seen.append(other()))
+    model(prompt(), use_cache=False)
+    torch.testing.assert_close(seen[0], other())
+
+
+def test_a_model_with_hooks_is_not_run_for_a_proof() -> None:
+    model, seen = tiny("llama"), list[int]()
+    model.model.embed_tokens.register_forward_hook(lambda *_: seen.append(1))
+    apply(model)
+    assert not seen
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+def test_checkpointed_layers_are_recomputed_under_no_other_mask() -> None:
+    plain, model = tiny("llama"), tiny("llama")
+    apply(model)
+    for each in (plain, model):
+        each.train().gradient_checkpointing_enable({"use_reentrant": False})
+        loss(each).backward()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "mistral", "mixtral", "phi3"])
 def test_transformers_models_count_their_positions(family: str) -> None:
     model = tiny(family)
@@ -109,5 +163,5 @@ def test_a_fault_of_a_forward_forgets_what_was_known() -> None:
     apply(model)
     with pytest.raises(IndexError):
         model(torch.full((1, 3), 10**6), use_cache=False)
-    assert not POSITIONS.counted
+    assert POSITIONS.config is None
     assert POSITIONS.answers is None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.nn.utils.prune
 
 from registry.errors import InvalidArgumentError
 from registry.nn import PackedLinear, ScaledLinear
@@ -251,6 +252,110 @@ def test_a_model_of_an_output_layer_alone_is_refused_with_the_reason() -> None:
     model = llama(num_hidden_layers=0)
     with pytest.raises(InvalidArgumentError, match=r"no layer to pack\n.*lm_head is not packed: the output layer"):
         apply(model, quantize="int4")
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("how", ["prune", "weight_norm", "forward"])
+def test_a_layer_whose_weight_or_forward_another_program_makes_is_left(how: str) -> None:
+    model = llama()
+    layer = model.model.layers[0].mlp.down_proj
+    if how == "prune":
+        torch.nn.utils.prune.l1_unstructured(layer, "weight", amount=0.25)  # type: ignore[no-untyped-call]
+    elif how == "weight_norm":
+        torch.nn.utils.weight_norm(layer)
+    else:
+        layer.forward = lambda x: torch.nn.Linear.forward(layer, x)
+    expected = layer(torch.ones(1, 256, dtype=torch.bfloat16))
+    report = apply(model, quantize="int4")
+    left = [
+        name
+        for reason, names in report.left.items()
+        if "made of other" in reason or "its forward" in reason
+        for name in names
+    ]
+    assert left == ["model.layers.0.mlp.down_proj"]
+    assert torch.equal(model.model.layers[0].mlp.down_proj(torch.ones(1, 256, dtype=torch.bfloat16)), expected)
+    assert logits(model).isfinite().all()
+
+
+def test_of_two_models_in_one_that_with_layers_is_packed() -> None:
+    class Both(torch.nn.Module):
+        """A language model beside one without linear layers."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.text = llama()
+            self.image = transformers.ResNetModel(
+                transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1], layer_type="basic")
+            )
+
+    both = Both()
+    apply(both, quantize="int4")
+    assert packed(both.text)
+    assert both.text.config.quantization_config.bits == 4
+    assert getattr(both.image, "hf_quantizer", None) is None
+
+
+@pytest.mark.parametrize("part", ["scales", "zeros", "qweight"])
+@pytest.mark.parametrize("how", ["set", "load", "functional_call"])
+@pytest.mark.parametrize("program", ["eager", "compiled"])
+def test_any_other_tensor_of_a_joint_layer_is_multiplied_by(part: str, how: str, program: str) -> None:
+    model = llama(num_hidden_layers=1)
+    apply(model, quantize="int4")
+    attention = model.model.layers[0].self_attn
+    x = torch.randn(1, 3, 128, dtype=torch.bfloat16)
+
+    def joint(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)
+
+    run = torch.compile(joint, backend="eager", fullgraph=True) if program == "compiled" else joint
+    with torch.no_grad():
+        before = run(x)[1]
+        old = getattr(attention.k_proj, part)
+        other = old.roll(1, 0) + 1 if part == "zeros" else 2 * old if part == "scales" else old.roll(1, 1)
+        if how == "functional_call":
+            given = {f"k_proj.{part}": other}
+            attention.forward = lambda: run(x)
+            found = torch.func.functional_call(attention, given, ())[1]
+            setattr(attention.k_proj, part, other)
+        else:
+            if how == "set":
+                setattr(attention.k_proj, part, other)
+            else:
+                attention.k_proj.load_state_dict({part: other}, strict=False, assign=True)
+            found = run(x)[1]
+        expected = x.float() @ attention.k_proj.weight.dequantize().float().T
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
+    assert not torch.allclose(before.float(), expected, rtol=2e-2, atol=2e-2)
+    torch._dynamo.reset()
+
+
+def test_a_layer_of_a_group_that_is_compiled_alone_knows_what_was_written() -> None:
+    model = llama(num_hidden_layers=1)
+    apply(model, quantize="int4")
+    attention = model.model.layers[0].self_attn
+    x = torch.randn(1, 3, 128, dtype=torch.bfloat16)
+    alone = {name: torch.compile(getattr(attention, name), backend="eager") for name in ("q_proj", "k_proj")}
+    with torch.no_grad():
+        for name in ("q_proj", "q_proj", "k_proj", "k_proj", "q_proj", "k_proj"):
+            x.mul_(-2)
+            expected = x.float() @ getattr(attention, name).weight.dequantize().float().T
+            torch.testing.assert_close(
+                alone[name](x).float(), expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max())
+            )
+    torch._dynamo.reset()
+
+
+def test_a_packed_layer_of_a_file_without_its_form_is_compiled() -> None:
+    layer = PackedLinear.from_linear(torch.nn.Linear(128, 64, bias=False).bfloat16())
+    state = layer.__getstate__()
+    del state["_form"]
+    again = PackedLinear.__new__(PackedLinear)
+    again.__setstate__(state)
+    x = torch.randn(2, 128, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(again, backend="eager")(x), layer(x))
+    torch._dynamo.reset()
 
 
 # --- GPT-2's Conv1D

@@ -30,6 +30,8 @@ class LayerStack(Swapped):
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
+        if "forward" in vars(cls):
+            return
         cls.forward = _as_a_whole(cls.registry_class.forward)
 
 
@@ -46,11 +48,12 @@ def _as_a_whole(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = len(args) > place or kwargs.get(_POSITIONS) is not None
-        counted, POSITIONS.counted = POSITIONS.counted, constants_of(self.registry_constants)[0] and not given
+        counts = constants_of(self.registry_constants)[0] and not given
+        before, POSITIONS.config = POSITIONS.config, self.config if counts else None
         try:
             return own(self, *args, **kwargs) if self.training else together(self, args, kwargs)
         finally:
-            POSITIONS.counted = counted
+            POSITIONS.config = before
 
     def together(self: Any, args: Any, kwargs: Any) -> Any:
         # a model may run within another: a part of it, or in its hooks

@@ -16,7 +16,7 @@ from ....errors import RegistryError
 from ....nn import PackedLinear
 from ....nn.packed_linear import product_op
 from ....packed import PackedWeight
-from ....tracing import constant_while_tracing, version_of
+from ....tracing import constant_while_tracing, trace_number, version_of
 from ..swapping import Swapped, has_hooks
 
 AnyLinear = torch.nn.Linear | PackedLinear
@@ -136,6 +136,15 @@ class JointTensors(torch.nn.Module):
             self.weight = weight
 
 
+class Waiting(NamedTuple):
+    """A product of ``x`` whose ``parts`` wait for the other layers, the next of them at ``place``."""
+
+    place: int
+    x: torch.Tensor
+    state: Hashable
+    parts: Sequence[torch.Tensor]
+
+
 class LinearGroup:
     """Linear layers that are called with one input, e.g. query, key and value: their weights are parts of one.
 
@@ -160,7 +169,7 @@ class LinearGroup:
         self._weight: torch.Tensor | PackedWeight | None = None
         self._bias: torch.Tensor | None = None
         self._tensors = JointTensors(None, None)
-        self._waiting: tuple[torch.Tensor, Hashable, Sequence[torch.Tensor]] | None = None
+        self._waiting: Waiting | None = None
         self._parts: list[torch.Tensor] = []
         self._begins: list[int] = []
         self._facts: JointFacts | None = None
@@ -201,17 +210,21 @@ class LinearGroup:
         return dense
 
     def part(self, x: torch.Tensor, place: int) -> torch.Tensor | None:
-        """The output of one layer, from the latest product if that was of ``x`` too; None as in ``product``."""
+        """The output of one layer, from the latest product if that was of ``x`` too; None as in ``product``.
+
+        A product serves each layer once, in their order: a layer that is called again, or alone, computes anew.
+        """
         state = _state(self, x)
-        waiting = self._waiting
-        if waiting is not None and waiting[0] is x and waiting[1] == state:
-            parts = waiting[2]
+        waiting = self._waiting if place else None
+        # the place first, which is all that a program of one layer depends on
+        if waiting is not None and waiting.place == place and waiting.x is x and waiting.state == state:
+            parts = waiting.parts
         else:
             facts, y = _facts_of(self), self.product(x)
             if facts is None or y is None:
                 return None
             parts = y.split(list(facts.sizes), -1)
-        self._waiting = None if place == len(parts) - 1 else (x, state, parts)
+        self._waiting = None if place == len(parts) - 1 else Waiting(place + 1, x, state, parts)
         return parts[place]
 
     def join(self) -> None:
@@ -322,9 +335,12 @@ def _parts_now(group: LinearGroup) -> list[torch.Tensor]:
 
 
 def _state(group: LinearGroup, x: torch.Tensor) -> Hashable:
-    """What a product of ``x`` depends on beside it: versions of all tensors, and whether it is recorded."""
+    """What a product of ``x`` depends on beside it: versions of all tensors, and whether it is recorded.
+
+    In a trace: which one it is, since no other program knows what was written to tensors meanwhile.
+    """
     if is_dynamo_compiling():
-        return torch.is_grad_enabled(), version_of(x)
+        return torch.is_grad_enabled(), version_of(x), trace_number()
     return torch.is_grad_enabled(), *map(version_of, (x, *_parts_now(group)))
 
 
@@ -350,8 +366,12 @@ def _sizes(layers: Sequence[AnyLinear]) -> list[int]:
     return [layer.out_features for layer in layers]
 
 
-def _held(layer: AnyLinear) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return _main(layer), layer.bias
+def _held(layer: AnyLinear) -> tuple[torch.Tensor | None, ...]:
+    """All tensors of a layer that a group joins, the bias last."""
+    if isinstance(layer, PackedLinear):
+        buffers = layer._buffers
+        return buffers["qweight"], buffers["scales"], buffers["zeros"], layer.bias
+    return layer.weight, layer.bias
 
 
 def _main(layer: AnyLinear) -> torch.Tensor:

@@ -101,7 +101,7 @@ def _replace_layers(parent: torch.nn.Module, child: str, prefix: str, report: Ap
         report.leave(f"{PART} in the next layer: the model changes what its layers return", prefix.rstrip("."))
 
 
-def _known_form(layer: ResidualLayer) -> ResidualForm | str:
+def _known_form(layer: ResidualLayer) -> ResidualForm:
     return ResidualForm(*constants_of(layer.registry_constants))
 
 

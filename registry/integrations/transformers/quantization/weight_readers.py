@@ -23,7 +23,7 @@ def weight_readers(model: torch.nn.Module) -> dict[str, str]:
     """Names of layers whose weight is read by the module that holds them, and that module's class by name."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
-        own = own_class(module)
+        own: Any = own_class(module)
         held = _read_by(own) & module._modules.keys()
         found.update({f"{name}.{child}".lstrip("."): own.__name__ for child in held})
     return found
