@@ -136,7 +136,7 @@ class JointTensors(torch.nn.Module):
             self.weight = weight
 
 
-class Waiting(NamedTuple):
+class PendingProduct(NamedTuple):
     """A product of ``x`` whose ``parts`` wait for the other layers, the next of them at ``place``."""
 
     place: int
@@ -169,7 +169,7 @@ class LinearGroup:
         self._weight: torch.Tensor | PackedWeight | None = None
         self._bias: torch.Tensor | None = None
         self._tensors = JointTensors(None, None)
-        self._waiting: Waiting | None = None
+        self._waiting: PendingProduct | None = None
         self._parts: list[torch.Tensor] = []
         self._begins: list[int] = []
         self._facts: JointFacts | None = None
@@ -224,7 +224,7 @@ class LinearGroup:
             if facts is None or y is None:
                 return None
             parts = y.split(list(facts.sizes), -1)
-        self._waiting = None if place == len(parts) - 1 else Waiting(place + 1, x, state, parts)
+        self._waiting = None if place == len(parts) - 1 else PendingProduct(place + 1, x, state, parts)
         return parts[place]
 
     def join(self) -> None:
