@@ -45,9 +45,10 @@ def packed() -> torch.Tensor:
     return torch.cat((torch.arange(4), torch.arange(length - 4))).expand(len(prompt()), -1)
 
 
-@pytest.mark.parametrize("way", ["training", "evaluation"])
+@pytest.mark.parametrize("way", ["training", pytest.param("evaluation", marks=pytest.mark.thorough)])
 def test_a_compiled_forward_of_positions_that_the_model_counts_has_no_mask(way: str) -> None:
-    plain, model, programs = tiny("llama"), tiny("llama"), list[str]()
+    plain, model = (tiny("llama", num_hidden_layers=1) for _ in range(2))
+    programs: list[str] = []
     apply(model)
     for each in (plain, model):
         each.train(way == "training")
@@ -59,7 +60,8 @@ def test_a_compiled_forward_of_positions_that_the_model_counts_has_no_mask(way: 
 
 
 def test_sequences_that_are_packed_by_their_positions_stay_apart() -> None:
-    plain, model, programs = tiny("llama"), tiny("llama"), list[str]()
+    plain, model = (tiny("llama", num_hidden_layers=1) for _ in range(2))
+    programs: list[str] = []
     apply(model)
     expected = loss(plain, position_ids=packed())
     torch.testing.assert_close(loss(model, position_ids=packed()), expected)

@@ -76,6 +76,7 @@ def test_an_applied_model_is_packed_as_a_plain_one_is(quantize: Any) -> None:
     assert model.lm_head.weight.grad is not None
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("second", FORMATS)
 @pytest.mark.parametrize("first", FORMATS)
 @pytest.mark.parametrize("loaded", [False, True], ids=["applied", "loaded"])
@@ -296,6 +297,7 @@ def test_of_two_models_in_one_that_with_layers_is_packed() -> None:
     assert getattr(both.image, "hf_quantizer", None) is None
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("part", ["scales", "zeros", "qweight"])
 @pytest.mark.parametrize("how", ["set", "load", "functional_call"])
 @pytest.mark.parametrize("program", ["eager", "compiled"])
