@@ -273,6 +273,15 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def no_programs() -> Iterator[None]:
+    """A test after which torch.compile has no programs, so that they do not count for the next."""
+    yield
+    import torch
+
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def catalog() -> Catalog:
     """A catalog of its own, with the plugins in the box."""
     from registry.discovery.catalog import Catalog

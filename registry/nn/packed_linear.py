@@ -46,8 +46,7 @@ class PackedLinear(torch.nn.Module):
             )
         self.out_features, self.in_features = weight.shape
         self.bits, self.group_size, self.codebook = weight.bits, weight.group_size, weight.codebook
-        # for compiled programs, whose guards would be two or three of each
-        self._form = repr((weight.bits, weight.group_size, weight.shape, weight.codebook))
+        self._form = self._form_text()
         for name in _PARTS:
             self.register_buffer(name, getattr(weight, name))
         self.register_parameter("bias", self._parameter(bias, weight))
@@ -111,6 +110,10 @@ class PackedLinear(torch.nn.Module):
         order = ", act-order" if self.g_idx is not None else ""
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         return f"{sizes}, bits={self.bits}, group_size={self.group_size}, {kind}{order}"
+
+    def _form_text(self) -> str:
+        """What ``_made`` reads beside tensors, as a text: a compiled program has up to three guards of each number."""
+        return repr((self.bits, self.group_size, (self.out_features, self.in_features), self.codebook))
 
     def _made(self) -> PackedWeight:
         bits, group_size, shape, codebook = constants_of(self._form)
@@ -177,7 +180,7 @@ class PackedLinear(torch.nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         # files of the time before there was this text have the numbers alone
-        self._form = repr((self.bits, self.group_size, (self.out_features, self.in_features), self.codebook))
+        self._form = self._form_text()
 
 
 def product_op(weight: PackedWeight) -> str:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from registry.discovery.catalog import Catalog
 
-from .winners import publish
+from .winners import publish, told_by_a_process
 
 SIZES = {"rows": 4, "cols": 64, "dtype": "float32"}
 
@@ -42,25 +37,10 @@ def test_another_winner_compiles_again_and_the_same_winner_does_not(tmp_path: Pa
     """
     database = tmp_path / "tuning.db"
     publish(database, Catalog(), {"softmax": ("torch.compile", SIZES)})
-    assert run(tmp_path) == {"cached": 0, "winner": "torch.compile", "calls": 0}
-    assert run(tmp_path) == {"cached": 1, "winner": "torch.compile", "calls": 0}
-    assert run(tmp_path, "off")["calls"] == 2
+    assert told_by_a_process(PROGRAM, tmp_path, "on") == {"cached": 0, "winner": "torch.compile", "calls": 0}
+    assert told_by_a_process(PROGRAM, tmp_path, "on") == {"cached": 1, "winner": "torch.compile", "calls": 0}
+    assert told_by_a_process(PROGRAM, tmp_path, "off")["calls"] == 2
     database.unlink()
     publish(database, Catalog(), {"softmax": ("cpp.rows", SIZES)})
-    assert run(tmp_path) == {"cached": 0, "winner": "cpp.rows", "calls": 2}
-    assert run(tmp_path) == {"cached": 1, "winner": "cpp.rows", "calls": 2}
-
-
-def run(folder: Path, inline: str = "on") -> dict[str, Any]:
-    """What a process prints that compiles and calls the program, with torch's caches in ``folder``."""
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "KERNEL_REGISTRY_DB": str(folder / "tuning.db")}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, inline],
-        env={**os.environ, **caches},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    assert told_by_a_process(PROGRAM, tmp_path, "on") == {"cached": 0, "winner": "cpp.rows", "calls": 2}
+    assert told_by_a_process(PROGRAM, tmp_path, "on") == {"cached": 1, "winner": "cpp.rows", "calls": 2}

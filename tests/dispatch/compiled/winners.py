@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -73,3 +77,18 @@ def generated(function: Callable[..., Any], *args: Any) -> tuple[Any, list[str]]
 def without_comments(code: str) -> str:
     """Generated code without its comments, which name what a line was made from."""
     return "\n".join(line for line in code.splitlines() if not line.lstrip().startswith("#"))
+
+
+def told_by_a_process(program: str, folder: Path, *arguments: str) -> dict[str, Any]:
+    """What a process of its own prints as JSON that compiles, with torch's caches and the winners in ``folder``."""
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "KERNEL_REGISTRY_DB": str(folder / "tuning.db")}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**os.environ, **places},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +14,7 @@ from registry import InvalidArgumentError, UnsupportedError
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 
-from ...dispatch.compiled.winners import generated, publish, tuned
+from ...dispatch.compiled.winners import generated, publish, told_by_a_process, tuned
 from ...dispatch.torch_side.conftest import Seen
 from ...serving import serving
 from ...tiers import THOROUGH
@@ -239,9 +235,9 @@ def test_other_evidence_compiles_again_and_the_same_does_not(tmp_path: Path) -> 
     """In processes that share torch's caches, a graph from which is told as that."""
     database, name = tmp_path / "tuning.db", "softmax(4x64)"
     publish(database, Catalog(), {"softmax": ("cpp.rows", SIZES)}, baselines=FASTER)
-    first = compiled_by_a_process(tmp_path)
+    first = told_by_a_process(PROGRAM, tmp_path)
     assert (first["replaced"], first["left"], first["hits"]) == ({name: 1}, [], 0)
-    second = compiled_by_a_process(tmp_path)
+    second = told_by_a_process(PROGRAM, tmp_path)
     assert (first["calls"], second["calls"]) == (1, 1)
     if second["hits"] and not second["replaced"]:
         assert second["shown"] == "cached    1 graph of torch's caches, with what was replaced when compiled"
@@ -251,24 +247,9 @@ def test_other_evidence_compiles_again_and_the_same_does_not(tmp_path: Path) -> 
     database.unlink()
     slower = {"torch.native": 0.5, "torch.compile": 0.4}
     publish(database, Catalog(), {"softmax": ("cpp.rows", SIZES)}, baselines=slower)
-    third = compiled_by_a_process(tmp_path)
+    third = told_by_a_process(PROGRAM, tmp_path)
     assert third["left"] == [f"{name}: cpp.rows was not faster than torch.native and torch.compile"]
     assert (third["replaced"], third["calls"]) == ({}, 0)
-
-
-def compiled_by_a_process(folder: Path) -> dict[str, Any]:
-    """What a process prints that compiles and calls a program, with torch's caches in ``folder``."""
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "KERNEL_REGISTRY_DB": str(folder / "tuning.db")}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, **caches},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
 
 
 def test_settings_and_a_pass_of_the_program() -> None:

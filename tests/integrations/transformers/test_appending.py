@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,15 +20,9 @@ if TYPE_CHECKING:  # see late_imports
     from registry.integrations.transformers import apply, restore
     from registry.integrations.transformers.forwards import cache_appends
 
-pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
+pytestmark = pytest.mark.usefixtures("late_imports", "no_programs", "without_cpp_kernels")
 
 PART = "rotary positions with the append to a static cache"
-
-
-@pytest.fixture(autouse=True)
-def _no_programs() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
 
 
 def steps(model: Any, step: Any, batch: int = 2, new: int = 1, **how: Any) -> tuple[torch.Tensor, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,13 +15,7 @@ if TYPE_CHECKING:  # see late_imports
     from registry.integrations.transformers.forwards.counted_positions import POSITIONS, counts_positions
     from registry.integrations.transformers.forwards.layer_stacks import LayerStack
 
-pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
-
-
-@pytest.fixture(autouse=True)
-def _no_programs() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("late_imports", "no_programs", "without_cpp_kernels")
 
 
 def loss(model: Callable[..., Any], **given: Any) -> torch.Tensor:

@@ -5,7 +5,7 @@ Compiled programs keep to it where a part is computed with another, or ahead of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,13 +18,7 @@ from .tiny_models import prompt, tiny
 if TYPE_CHECKING:  # see late_imports
     from registry.integrations.transformers import apply
 
-pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
-
-
-@pytest.fixture(autouse=True)
-def _no_programs() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("late_imports", "no_programs", "without_cpp_kernels")
 
 
 def logits(model: Any) -> torch.Tensor:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # see late_imports
     from registry.integrations.transformers import RegistryConfig, apply, restore
     from registry.integrations.transformers.swapping import swapped
 
-pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
+pytestmark = pytest.mark.usefixtures("late_imports", "no_programs", "without_cpp_kernels")
 FORMATS = ("int4", "fp8", "w4a8")
 OUTPUT = "not packed: the output layer (lm_head=True packs it)"
 
@@ -329,7 +329,6 @@ def test_any_other_tensor_of_a_joint_layer_is_multiplied_by(part: str, how: str,
         expected = x.float() @ attention.k_proj.weight.dequantize().float().T
     torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
     assert not torch.allclose(before.float(), expected, rtol=2e-2, atol=2e-2)
-    torch._dynamo.reset()
 
 
 def test_a_layer_of_a_group_that_is_compiled_alone_knows_what_was_written() -> None:
@@ -345,7 +344,6 @@ def test_a_layer_of_a_group_that_is_compiled_alone_knows_what_was_written() -> N
             torch.testing.assert_close(
                 alone[name](x).float(), expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max())
             )
-    torch._dynamo.reset()
 
 
 def test_a_packed_layer_of_a_file_without_its_form_is_compiled() -> None:
@@ -357,7 +355,6 @@ def test_a_packed_layer_of_a_file_without_its_form_is_compiled() -> None:
     x = torch.randn(2, 128, dtype=torch.bfloat16)
     with torch.no_grad():
         assert torch.equal(torch.compile(again, backend="eager")(x), layer(x))
-    torch._dynamo.reset()
 
 
 # --- GPT-2's Conv1D

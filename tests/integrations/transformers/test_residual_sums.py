@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,16 +17,10 @@ if TYPE_CHECKING:  # see late_imports
     from registry.integrations.transformers import apply, restore
     from registry.integrations.transformers.layer_proofs import hands_on, residual_form
 
-pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
+pytestmark = pytest.mark.usefixtures("late_imports", "no_programs", "without_cpp_kernels")
 
 PART = "residual sum with the norm that follows"
 NORMS = ["0.post_attention_layernorm", "1.input_layernorm", "1.post_attention_layernorm"]
-
-
-@pytest.fixture(autouse=True)
-def _no_programs() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
 
 
 def logits(model: Any, **how: Any) -> torch.Tensor:

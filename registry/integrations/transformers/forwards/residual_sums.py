@@ -35,8 +35,8 @@ class ResidualLayer(Swapped):
     """The norm of the layer's output: the next layer's, or the last one of the model."""
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        form = ResidualForm(*constants_of(self.registry_constants))
-        if not is_dynamo_compiling() or args or self.training or _drops(self, form):
+        form = _known_form(self) if is_dynamo_compiling() else None
+        if form is None or args or self.training or _drops(self, form):
             plain: torch.Tensor = super().forward(hidden_states, *args, **kwargs)
             return plain
         given = {**dict(form.defaults), **kwargs}
