@@ -1,15 +1,16 @@
 """The published tests of others against the registry's ops: what passes, what is refused and why, and what is wrong.
 
     python -m benchmarks.conformance [--opinfo] [--transformers PATH] [--liger PATH] [--flaggems PATH] [--quick]
-                                     [--only EXPRESSION] [--write benchmarks/results]
+                                     [--only EXPRESSION] [--jobs N] [--write benchmarks/results]
 
 ``--opinfo`` runs PyTorch's samples of the ops that both know, in every dtype of the CPU: outputs, gradients beside
 torch's and beside finite differences, and wrong inputs. The other paths are checkouts that you have: transformers at
 the installed version (its source distribution will do), Liger-Kernel, FlagGems. Nothing is fetched. Their tests run in
 processes of their own, on the GPU where there is one, with shims that call the registry; those of transformers run
 twice, with and without ``apply``. ``--quick`` is FlagGems' own option, ``--only`` pytest's -k, to leave out what takes
-long without a GPU: "not 32000". ``--write`` keeps the counts in conformance.json, beside those of parts that were run
-before, and conformance.md. The exit code is 1 if anything is wrong.
+long without a GPU: "not 32000". ``--jobs`` runs so many files of Liger and FlagGems at once. ``--write`` keeps the
+counts in conformance.json, beside those of parts that were run before, and conformance.md. The exit code is 1 if
+anything is wrong.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from typing import Any
 
 import torch
 
+from ..arguments import positive
 from .outcomes import Counts, Outcome, counts_table, reasons_list, together
-from .published import counts_by_file, counts_by_model, run_tests
+from .published import counts_by_file, counts_by_model, run_files, run_tests
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _LIGER_ON_CPU = {
@@ -48,10 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the parts that are asked for."""
     arguments = _arguments(argv)
     chosen = ["-k", arguments.only] if arguments.only else []
+    quick, jobs = ["--quick"] if arguments.quick else [], arguments.jobs
     runs: dict[str, Callable[[], dict[str, Counts]]] = {
         "opinfo": _opinfo,
-        "liger": lambda: _liger(arguments.liger, chosen),
-        "flaggems": lambda: _flaggems(arguments.flaggems, [*chosen, *(["--quick"] if arguments.quick else [])]),
+        "liger": lambda: _liger(arguments.liger, chosen, jobs),
+        "flaggems": lambda: _flaggems(arguments.flaggems, [*chosen, *quick], jobs),
         "transformers": lambda: _transformers(arguments.transformers, chosen),
     }
     faults = 0
@@ -74,6 +77,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=Path, metavar="PATH", help=f"a checkout of {name}")
     parser.add_argument("--quick", action="store_true", help="FlagGems' quick mode: one dtype, small shapes")
     parser.add_argument("--only", metavar="EXPRESSION", default="", help="pytest's -k: tests by parts of their names")
+    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="files of tests that run at once")
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="keep conformance.json and conformance.md there")
     arguments = parser.parse_args(argv)
     if not any(getattr(arguments, part) for part in _TITLES):
@@ -94,19 +98,20 @@ def _opinfo() -> dict[str, Counts]:
     return {**groups, "integers, bool, complex": others}
 
 
-def _liger(path: Path, options: Sequence[str]) -> dict[str, Counts]:
+def _liger(path: Path, options: Sequence[str], jobs: int) -> dict[str, Counts]:
     from .liger_shim import FILES
 
-    files = [*options, *(f"test/transformers/test_{name}.py" for name in FILES)]
-    noted = run_tests(path, files, ["liger_shim"], {"CONFORMANCE_LIGER": str(path.resolve())})
+    files = [f"test/transformers/test_{name}.py" for name in FILES]
+    noted = run_files(path, files, options, ["liger_shim"], {"CONFORMANCE_LIGER": str(path.resolve())}, jobs)
     return counts_by_file(noted, {} if torch.cuda.is_available() else _LIGER_ON_CPU)
 
 
-def _flaggems(path: Path, options: Sequence[str]) -> dict[str, Counts]:
+def _flaggems(path: Path, options: Sequence[str], jobs: int) -> dict[str, Counts]:
     from .flaggems_shim import FILES
 
-    files = [*options, *(f"tests/test_{name}.py" for name in FILES)]
-    return counts_by_file(run_tests(path, files, ["flaggems_shim"], {"CONFORMANCE_FLAGGEMS": str(path.resolve())}))
+    files = [f"tests/test_{name}.py" for name in FILES]
+    noted = run_files(path, files, options, ["flaggems_shim"], {"CONFORMANCE_FLAGGEMS": str(path.resolve())}, jobs)
+    return counts_by_file(noted)
 
 
 def _transformers(path: Path, options: Sequence[str]) -> dict[str, Counts]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .outcomes import Counts, Outcome
@@ -46,6 +47,22 @@ def run_tests(folder: Path, files: Sequence[str], plugins: Sequence[str], variab
             raise SystemExit(f"pytest in {folder} wrote no outcomes:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         noted: Noted = json.loads(outcomes.read_text(encoding="utf-8"))
     return noted
+
+
+def run_files(
+    folder: Path,
+    files: Sequence[str],
+    options: Sequence[str],
+    plugins: Sequence[str],
+    variables: Mapping[str, str],
+    jobs: int,
+) -> Noted:
+    """What became of the tests of ``files``, each in a process of its own if ``jobs`` processes may run at once."""
+    if jobs == 1:
+        return run_tests(folder, [*options, *files], plugins, variables)
+    with ThreadPoolExecutor(jobs) as pool:
+        each = pool.map(lambda file: run_tests(folder, [*options, file], plugins, variables), files)
+        return {test: found for noted in each for test, found in noted.items()}
 
 
 def counts_by_file(noted: Noted, explained: Mapping[str, str] | None = None) -> dict[str, Counts]:

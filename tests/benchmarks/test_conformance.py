@@ -19,7 +19,7 @@ from benchmarks.conformance.flaggems_shim import ReplacingMode
 from benchmarks.conformance.liger_shim import FUNCTIONS
 from benchmarks.conformance.opinfo import judged, judged_differences, judged_gradient, run_opinfo
 from benchmarks.conformance.outcomes import Counts, Outcome, counts_table, reasons_list, together
-from benchmarks.conformance.published import counts_by_file, counts_by_model, run_tests
+from benchmarks.conformance.published import counts_by_file, counts_by_model, run_files
 from benchmarks.conformance.torch_calls import CALLS
 
 from .. import fresh
@@ -171,8 +171,10 @@ def test_a_published_test_counts_by_what_it_called_and_how_it_ended(
     monkeypatch.setattr(subprocess, "run", forked)
     (tmp_path / "test_squares.py").write_text(TESTS, encoding="utf-8")
     (tmp_path / "test_broken.py").write_text("import no_such_module\n", encoding="utf-8")
-    files = ["--continue-on-collection-errors", "test_squares.py", "test_broken.py"]
-    groups = counts_by_file(run_tests(tmp_path, files, [], {}))
+    files, on = ["test_squares.py", "test_broken.py"], ["--continue-on-collection-errors"]
+    together = run_files(tmp_path, files, on, [], {}, jobs=1)
+    assert run_files(tmp_path, files, on, [], {}, jobs=2) == together
+    groups = counts_by_file(together)
     assert groups["broken"].outcomes == {Outcome.UNCLEAR: 1}
     counted = {Outcome.PASSED: 1, Outcome.CLEAR_ERROR: 1, Outcome.WRONG: 2, Outcome.NOT_RUN: 2}
     assert groups["squares"].outcomes == counted
