@@ -3,7 +3,7 @@
     python -m benchmarks.models [--model llama] [--layers 32] [--batches 1 16] [--time-limit SECONDS]
                                 [--forms eager graph compile reduce-overhead prefill]
                                 [--ways plain apply int4 fp8 torchao gemlite humming torchao-fp8]
-                                [--write benchmarks/results/h200/models]
+                                [--processes] [--write benchmarks/results/h200/models]
 
 The model has Llama-3.1-8B's widths, or Mixtral-8x7B's, and random weights in bfloat16. A decode step is one token for
 each sequence over a StaticCache of 1024, of which 512 are filled; a prompt is 512 tokens into an empty one. Ways:
@@ -17,35 +17,37 @@ torchao-fp8                 plain with torchao's float8 layers, to compare with 
 
 ``int4+head`` and so on have the output layer packed, too. Lists are separated by spaces or commas. Times are
 milliseconds of the host for a step among many, the median of rounds in which the ways take turns; ``x plain`` is the
-ratio to plain in the same form, ``off`` the distance of a decode step's logits from plain's, as a part of their
-length, which is the error of rounding the weights. Form ``max-autotune`` is torch.compile's, too. A way that fails or
-is not installed says why, and costs the others nothing. With ``--time-limit`` no way is made ready that would end after
-it, as far as the longest before tells. The last lines are a table of all.
+ratio to plain in the same form, ``off`` the distance of a decode step's logits from plain's, as a part of their length,
+which is the error of rounding the weights. Form ``max-autotune`` is torch.compile's, too. A way that fails or is not
+installed says why, and costs the others nothing. With ``--processes`` each way has a process of its own, in which it is
+made ready beside the others; they still take turns when they are timed. With ``--time-limit`` no way is made ready that
+would end after it, as far as the longest before tells. The last lines are a table of all.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import transformers
 
 from registry import Device
 
 from .. import arguments as types
-from .decoding import FORMS, UNCOMPILED, Decoding, prefill
+from .decoding import FORMS, UNCOMPILED
+from .entrants import Entrant, EntrantError, ModelSizes, answers, entrants
 from .peers import versions
 from .table import plain_table
-from .timing import Deadline, Step, add_options, milliseconds, ratio
-from .ways import MODELS, is_way, model_of, settings_of, told, why_not
+from .timing import Deadline, Round, add_options, in_turns, ratio
+from .ways import MODELS, is_way
 
 WAYS = ("plain", "apply", "int4", "int4+head")
 
@@ -66,55 +68,48 @@ class Row:
     off: float | None = None
 
 
-class Ready(NamedTuple):
-    """A way's step in a form, what rewinds its cache, and a decode step's logits."""
-
-    step: Step
-    rewind: Step
-    logits: torch.Tensor | None
-
-    @classmethod
-    def of(cls, form: str, batch: int, way: str, model: Any) -> Ready:
-        """The step, compiled or captured."""
-        if form == "prefill":
-            return cls(prefill(model, batch), lambda: None, None)
-        decoding = Decoding(model, batch, settings_of(way))
-        return cls(decoding.in_form(form), decoding.rewind, decoding.logits)
-
-
-def rows_of(form: str, batch: int, models: dict[str, Any], count: int | None, deadline: Deadline) -> list[Row]:
+def rows_of(form: str, batch: int, ways: Sequence[Entrant], options: argparse.Namespace, limit: Deadline) -> list[Row]:
     """The rows of one form at one batch."""
-    steps: dict[str, Ready] = {}
+    steps: dict[str, Entrant] = {}
+    logits: dict[str, npt.NDArray[np.float32] | None] = {}
     failed: list[Row] = []
     kind = form if form in UNCOMPILED else "compiled"
-    for way, model in models.items():
-        began = time.perf_counter()
-        if deadline.is_near(kind):
-            failed.append(Row(form, batch, way, None, fault="left out: it would have ended after the time limit"))
+    for group in [ways] if options.processes else [[one] for one in ways]:
+        if limit.is_near(kind):
+            told = "left out: it would have ended after the time limit"
+            failed += [Row(form, batch, one.way, None, fault=told) for one in group]
             continue
-        try:
-            steps[way] = Ready.of(form, batch, way, model)
-        except Exception as fault:  # one way's fault is its row
-            failed.append(Row(form, batch, way, None, fault=told(fault)))
-        deadline.took(kind, time.perf_counter() - began)
-        print(f"  {form} batch {batch} {way}: ready in {time.perf_counter() - began:.1f} s", flush=True)
+        began = time.perf_counter()
+        for one, found in answers(group, "ready", form, batch):
+            if isinstance(found, EntrantError):
+                failed.append(Row(form, batch, one.way, None, fault=str(found)))
+            else:
+                steps[one.way], logits[one.way] = one, found.logits
+                print(f"  {form} batch {batch} {one.way}: ready in {found.seconds:.1f} s", flush=True)
+        limit.took(kind, time.perf_counter() - began)
     try:
-        times = milliseconds(
-            {way: one.step for way, one in steps.items()}, {way: one.rewind for way, one in steps.items()}, count
-        )
-    except Exception as fault:  # rows of other forms are not lost
-        return [*(Row(form, batch, way, None, fault=told(fault)) for way in steps), *failed]
+        times = in_turns({way: _round_of(one) for way, one in steps.items()}, options.steps)
+    except EntrantError as fault:  # rows of other forms are not lost
+        return [*(Row(form, batch, way, None, fault=str(fault)) for way in steps), *failed]
     plain = times.get("plain")
     rows = [
-        Row(form, batch, way, statistics.median(each), ratio(each, plain), off=_off(steps, way))
+        Row(form, batch, way, statistics.median(each), ratio(each, plain), off=_off(logits.get("plain"), logits[way]))
         for way, each in times.items()
     ]
     return [*rows, *failed]
 
 
-def _off(steps: Mapping[str, Ready], way: str) -> float | None:
-    plain, own = (steps[name].logits if name in steps else None for name in ("plain", way))
-    return None if plain is None or own is None else float((own - plain).norm() / plain.norm())
+def _round_of(one: Entrant) -> Round:
+    def run(count: int) -> float:
+        one.ask("round", count)
+        taken: float = one.answer()
+        return taken
+
+    return run
+
+
+def _off(plain: npt.NDArray[np.float32] | None, own: npt.NDArray[np.float32] | None) -> float | None:
+    return None if plain is None or own is None else float(np.linalg.norm(own - plain) / np.linalg.norm(plain))
 
 
 def shown(row: Row) -> str:
@@ -125,36 +120,35 @@ def shown(row: Row) -> str:
     return f"{row.form:16} batch {row.batch:3} {row.way:11} {found}{ratio}{off}"
 
 
-def built(options: argparse.Namespace, device: torch.device) -> tuple[dict[str, Any], list[Row]]:
-    """The models by way, and rows for each that could not be made."""
-    models: dict[str, Any] = {}
+def built(ways: Sequence[Entrant], options: argparse.Namespace) -> tuple[list[Entrant], list[Row]]:
+    """The ways whose models could be made, and rows for each other."""
+    able: list[Entrant] = []
     failed: list[Row] = []
-    for way in options.ways:
-        try:
-            models[way] = model_of(way, options.model, options.layers, device, small=options.smoke)
-        except Exception as fault:  # a way that is not installed is a row that says so
-            reason = why_not(way, fault)
-            print(f"{way}: not measured: {reason}", flush=True)
-            failed += [
-                Row(form, batch, way, None, fault=reason) for batch in options.batches for form in options.forms
-            ]  # fmt: skip
-        gc.collect()
-    return models, failed
+    for one, found in answers(ways, "build"):
+        if not isinstance(found, EntrantError):
+            able.append(one)
+            continue
+        print(f"{one.way}: not measured: {found}", flush=True)
+        failed += [
+            Row(form, batch, one.way, None, fault=str(found)) for batch in options.batches for form in options.forms
+        ]
+    return able, failed
 
 
 def measure(options: argparse.Namespace, device: torch.device) -> list[Row]:
     """All rows, printed as they come; what would end after the time limit is left out."""
-    deadline = Deadline(options.time_limit)
-    with torch.no_grad():
-        models, failed = built(options, device)
-        rows: list[Row] = []
+    limit = Deadline(options.time_limit)
+    sizes = ModelSizes(options.model, options.layers, device, options.smoke)
+    rows: list[Row] = []
+    with entrants(options.ways, sizes, processes=options.processes) as ways:
+        able, failed = built(ways, options)
         for batch in options.batches:
             for form in options.forms:
-                found = rows_of(form, batch, models, options.steps, deadline)
+                found = rows_of(form, batch, able, options, limit)
                 print("\n".join(map(shown, found)), flush=True)
                 rows += found
-                torch._dynamo.reset()
-                gc.collect()
+                for _ in answers(able, "drop"):
+                    pass
     return [*rows, *failed]
 
 
@@ -179,6 +173,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     forms = [form for form in FORMS if form != "max-autotune"]
     parser.add_argument("--forms", type=types.one_of(FORMS), action=types.Listed, default=forms, metavar="FORM")
     parser.add_argument("--ways", type=_way, action=types.Listed, default=list(WAYS), metavar="WAY")
+    parser.add_argument("--processes", action="store_true", help="a process for each way, made ready side by side")
     add_options(parser, "models", None)
     return parser.parse_args(arguments)
 

@@ -19,6 +19,8 @@ ROUND_SECONDS = 0.2
 the longer, the more a step is the GPU's alone."""
 
 Step = Callable[[], Any]
+Round = Callable[[int], float]
+"""So many steps, and the milliseconds of the host for each."""
 
 
 def milliseconds(
@@ -27,26 +29,38 @@ def milliseconds(
     """Milliseconds of the host for a step by way, a value for each round; the ways take turns.
 
     rewinds  by way what is run before its round, outside of the time
-    count    steps of a round; without it as many as last ``ROUND_SECONDS``, from ``FEWEST`` to ``MOST``
+    count    as in ``in_turns``
     """
-    times: dict[str, list[float]] = {way: [] for way in steps}
-    counts = {way: count or _fitting(_round(steps[way], rewinds[way], FEWEST)) for way in steps}
-    for turn in range(ROUNDS if steps else 0):
-        names = [*steps][turn % len(steps) :] + [*steps][: turn % len(steps)]
+    return in_turns({way: round_of(step, rewinds[way]) for way, step in steps.items()}, count)
+
+
+def in_turns(rounds: Mapping[str, Round], count: int | None = None) -> dict[str, list[float]]:
+    """Milliseconds for a step by way, a value for each of ``ROUNDS`` rounds; the ways take turns.
+
+    count  steps of a round; without it as many as last ``ROUND_SECONDS``, from ``FEWEST`` to ``MOST``
+    """
+    times: dict[str, list[float]] = {way: [] for way in rounds}
+    counts = {way: count or _fitting(one(FEWEST)) for way, one in rounds.items()}
+    for turn in range(ROUNDS if rounds else 0):
+        names = [*rounds][turn % len(rounds) :] + [*rounds][: turn % len(rounds)]
         for way in names:
-            times[way].append(_round(steps[way], rewinds[way], counts[way]))
+            times[way].append(rounds[way](counts[way]))
     return times
 
 
-def _round(step: Step, rewind: Step, count: int) -> float:
-    """Milliseconds for each of ``count`` steps."""
-    rewind()
-    wait()
-    began = time.perf_counter()
-    for _ in range(count):
-        step()
-    wait()
-    return (time.perf_counter() - began) / count * 1e3
+def round_of(step: Step, rewind: Step) -> Round:
+    """A round of steps, after ``rewind``, which is outside of the time."""
+
+    def run(count: int) -> float:
+        rewind()
+        wait()
+        began = time.perf_counter()
+        for _ in range(count):
+            step()
+        wait()
+        return (time.perf_counter() - began) / count * 1e3
+
+    return run
 
 
 def _fitting(step_ms: float) -> int:

@@ -14,7 +14,7 @@ from benchmarks.models.timing import Deadline
 
 if TYPE_CHECKING:  # see late_imports
     from benchmarks.models import __main__ as models
-    from benchmarks.models import decoding, peers, table
+    from benchmarks.models import decoding, entrants, peers, table
 
 pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
@@ -52,6 +52,28 @@ def test_a_peer_that_is_not_installed_is_a_row_that_says_so(
     assert rows[0].off == 0.0 < rows[1].off < 0.5  # type: ignore[operator]
     assert rows[2].fault.endswith("pip install gemlite")
     assert capsys.readouterr().out.rstrip().endswith(f"gemlite+head: {rows[2].fault}")
+
+
+@pytest.mark.thorough
+def test_ways_have_processes_of_their_own() -> None:
+    given = [*OPTIONS, "--forms", "eager", "graph", "--ways", "plain,int4", "--processes"]
+    rows = models.main(given)
+    assert [(row.form, row.way, row.ms is None) for row in rows] == [
+        ("eager", "plain", False), ("eager", "int4", False), ("graph", "plain", True), ("graph", "int4", True),
+    ]  # fmt: skip
+    assert rows[1].ratio
+    assert rows[1].off
+    assert rows[3].fault
+
+
+@pytest.mark.thorough
+def test_a_process_that_has_ended_says_so() -> None:
+    one = entrants.InWorker("plain", entrants.ModelSizes("llama", 1, torch.device("cpu"), small=True))
+    one._process.kill()
+    one.ask("build")
+    with pytest.raises(entrants.EntrantError, match="ended with exit code -9"):
+        one.answer()
+    one.close()
 
 
 @pytest.mark.thorough
