@@ -19,6 +19,10 @@ from .timing import Round, round_of
 from .ways import model_of, settings_of, told, why_not
 
 
+_END_SECONDS = 20.0
+"""How long a process may take to end by itself, which frees its semaphores."""
+
+
 class EntrantError(Exception):
     """What kept a way from being measured, in a line."""
 
@@ -148,10 +152,11 @@ class InWorker:
         return found
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, by force if it is busy."""
+        self._connection.close()
+        self._process.join(_END_SECONDS)
         self._process.kill()
         self._process.join()
-        self._connection.close()
 
 
 def _serve(connection: Connection, way: str, sizes: ModelSizes) -> None:
