@@ -132,7 +132,9 @@ def _fused_add_rms_norm(x: Any, residual: Any, shape: Any, weight: Any = None, e
 
 
 def _skip_layer_norm(x: Any, residual: Any, shape: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
-    return _layer_norm(ours("vector_add", x, residual), shape, weight, bias, eps)
+    # the sum is not rounded before its norm, as in FlagGems' kernel
+    total = ours("vector_add", x.float(), residual.float())
+    return _layer_norm(total, shape, weight.float(), bias.float(), eps).to(x.dtype)
 
 
 def _silu_and_mul_out(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

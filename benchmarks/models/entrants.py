@@ -18,7 +18,6 @@ from .decoding import Decoding, prefill
 from .timing import Round, round_of
 from .ways import model_of, settings_of, told, why_not
 
-
 _END_SECONDS = 20.0
 """How long a process may take to end by itself, which frees its semaphores."""
 
