@@ -497,7 +497,9 @@ def test_reasons_are_told(key: str, dims: Mapping[str, Any], traits: Mapping[str
     assert found.startswith(reason)
 
 
-@pytest.mark.parametrize("key", one_of_each([key for key in TYPICAL if key.startswith(("scaled", "quantize", "grouped_scaled"))], _op_of))
+@pytest.mark.parametrize(
+    "key", one_of_each([key for key in TYPICAL if key.startswith(("scaled", "quantize", "grouped_scaled"))], _op_of)
+)
 @pytest.mark.few(1)
 def test_float8_compiles_where_a_gpu_has_it_and_is_refused_elsewhere(key: str) -> None:
     implementation = IMPLEMENTATIONS[key]
