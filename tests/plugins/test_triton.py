@@ -278,6 +278,10 @@ DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
         *({**MOE, "tokens": tokens} for tokens in (1, 64, 512, 4096, 65536)),
         {**MOE, "tokens": 5, "hidden": 33, "intermediate": 24, "experts": 3, "top_k": 3, "activation": "gelu"},
     ],
+    "grouped_scaled_mm": [
+        *({**SCALED_EXPERTS, "m": m} for m in (1, 64, 256, 512, 4096, 65536)),
+        {**SCALED_EXPERTS, "m": 5, "n": 33, "k": 24, "experts": 3, "routing": "one_expert"},
+    ],
     "attention_decode": [
         *({**DECODE, "batch": batch, "kv_len": kv_len} for batch in (1, 16, 256) for kv_len in (16, 1024, 131072)),
         {**DECODE, "page": 16, "head_dim": 512, "kv_heads": 1},
@@ -438,9 +442,6 @@ def _problems(op: str) -> list[Problem]:
     elif op == "scaled_mm":
         dims = [{**SCALED, "m": m, "scales": scales} for m in (1, 16, 64, 4096) for scales in ("row", "block")]
         dims.append({**SCALED, "m": 5, "n": 33, "k": 24})
-    elif op == "grouped_scaled_mm":
-        dims = [{**SCALED_EXPERTS, "m": m} for m in (1, 64, 512, 4096, 65536)]
-        dims.append({**SCALED_EXPERTS, "m": 5, "n": 33, "k": 24, "experts": 3, "routing": "one_expert"})
     elif op.startswith("grouped_gemm"):
         dims = [{**EXPERTS, "m": m} for m in (1, 64, 512, 4096, 65536)]
         dims.append({"m": 5, "n": 33, "k": 24, "experts": 3, "routing": "one_expert"})

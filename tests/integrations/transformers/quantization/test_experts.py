@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import registry
 from registry import InvalidArgumentError
-from registry.nn import PackedExpertsMlp
+from registry.nn import PackedExpertsMlp, ScaledExpertsMlp
 
 from .checkpoints_written import IDS, awq_layer, compressed_layer, drawn, gptq_layer
 
@@ -69,6 +69,30 @@ def test_experts_are_packed_each_as_by_quantize_and_come_back(plain: Path, tmp_p
     dense = again.dequantize()
     assert dense.state_dict().keys() == mixtral().state_dict().keys()
     assert (logits(dense) - found).square().mean().sqrt() < 0.05 * found.square().mean().sqrt()
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", pytest.param("int8", marks=pytest.mark.thorough)])
+def test_experts_of_8_bits_are_rounded_by_rows_and_come_back(plain: Path, tmp_path: Path, dtype: str) -> None:
+    config = RegistryConfig(bits=8, activations=dtype)
+    model = AutoModelForCausalLM.from_pretrained(plain, quantization_config=config)
+    experts = model.model.layers[0].mlp.experts
+    assert isinstance(experts, ScaledExpertsMlp)
+    original = mixtral().model.layers[0].mlp.experts
+    levels, scales = registry.call("quantize_per_token", original.down_proj.detach(), dtype)
+    assert torch.equal(experts.down_levels.view(torch.uint8), levels.view(torch.uint8))
+    assert torch.equal(experts.down_scales, scales)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    state, loaded = model.state_dict(), again.state_dict()
+    assert state.keys() == loaded.keys()
+    assert all(state[name].dtype == loaded[name].dtype for name in state)
+    assert all(torch.equal(state[name].float(), loaded[name].float()) for name in state)
+    found = logits(model)
+    assert torch.equal(logits(again), found)
+    dense = again.dequantize()
+    assert dense.state_dict().keys() == mixtral().state_dict().keys()
+    assert dense.model.layers[0].mlp.experts.down_proj.dtype == torch.bfloat16
+    assert (logits(dense) - found).square().mean().sqrt() < 0.1 * found.square().mean().sqrt()
 
 
 def one_by_one(folder: Path, layer: Any, settings: dict[str, Any]) -> dict[str, torch.Tensor]:
