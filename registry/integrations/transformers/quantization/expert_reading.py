@@ -24,10 +24,8 @@ _OF_ONE = re.compile(r"\.experts\.\d+\.\w+\.weight_scale$")
 """The scale of an expert whose levels a checkpoint names "weight", as it does a weight in full precision."""
 _PROJECTIONS = {GATE_UP: (("gate_proj", "w1"), ("up_proj", "w3")), DOWN: (("down_proj", "w2"),)}
 """Names of an expert's projections in checkpoints, whose weights follow each other along N: Qwen's and Mixtral's."""
-Tensors = dict[str, torch.Tensor]
-"""A layer's tensors by their last names."""
-NamedTensors = tuple[str, Tensors]
-"""The name of a layer, and its tensors."""
+LayerTensors = tuple[str, dict[str, torch.Tensor]]
+"""The name of a layer, and its tensors by their last names."""
 
 
 class ReadExperts(LayerOperation):
@@ -72,7 +70,7 @@ class ReadExperts(LayerOperation):
             raise InvalidArgumentError(f"its packed experts have shape {packed.shape}, the model's {(n, k)}")
         return packed
 
-    def _in_words(self, experts: Sequence[Sequence[NamedTensors]], shape: tuple[int, int]) -> PackedExperts:
+    def _in_words(self, experts: Sequence[Sequence[LayerTensors]], shape: tuple[int, int]) -> PackedExperts:
         """The experts from their projections, each a weight of that shape."""
         made = [[made_weight(self.record.format, *one, shape) for one in parts] for parts in experts]
         packed = PackedExperts.stack(_alike([_joined(parts) for parts in made]))
@@ -99,9 +97,9 @@ def read_experts(record: LoadingRecord) -> list[WeightConverter]:
     ]
 
 
-def _by_expert(given: dict[str, Any], names: Sequence[str]) -> list[Tensors]:
+def _by_expert(given: dict[str, Any], names: Sequence[str]) -> list[dict[str, torch.Tensor]]:
     """The tensors of each expert's projection by their last names; the loader gathers them in the experts' order."""
-    found: list[Tensors] = []
+    found: list[dict[str, torch.Tensor]] = []
     for pattern, tensors in given.items():
         projection, part = re.sub(r"\\|\$", "", pattern).split(".")[-2:]
         if projection in names:
@@ -111,7 +109,7 @@ def _by_expert(given: dict[str, Any], names: Sequence[str]) -> list[Tensors]:
     return found
 
 
-def _scaled(format_: LayerFormat, experts: Sequence[Sequence[NamedTensors]]) -> ScaledExperts | None:
+def _scaled(format_: LayerFormat, experts: Sequence[Sequence[LayerTensors]]) -> ScaledExperts | None:
     """The experts from the names and tensors of each one's projections; None if their activations are not rounded."""
     made = [[format_.scaled(name, tensors) for name, tensors in parts] for parts in experts]
     found = [[one for one in parts if one is not None] for parts in made]
