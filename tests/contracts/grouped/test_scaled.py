@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -26,6 +26,16 @@ SHAPES: tuple[tuple[int, int, str, str, str], ...] = (
     (9, 5, "skewed", "float32", "float8_e4m3fn"),
 )
 ROUNDED = ("float8_e4m3fn", "int8")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Many small tensors: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    case.cache_clear()
 
 
 @cache
@@ -123,7 +133,7 @@ def test_operands_that_are_dequantised_first_are_right() -> None:
 @pytest.mark.parametrize("name", ["torch.native", "torch.scaled_mm"])
 def test_torchs_products_of_each_expert_are_right(name: str) -> None:
     catalog = Catalog()
-    dims = [problem.dims for problem in problems()]
+    dims = [problem.dims for problem in problems()[:2]]
     report = check_implementation(catalog.implementation(OP.name, name), OP, problems=dims, device="cpu")
     reasons = {reason for skipped in report.skipped for reason in ("contiguous", "dtype int8") if reason in skipped}
     assert reasons == (set() if name == "torch.native" else {"contiguous", "dtype int8"})
