@@ -242,6 +242,14 @@ def grouped_gemm_int4_backward_implementations() -> Iterable[Implementation]:
     return [DequantizedGroupedGradient()]
 
 
+@implements("grouped_scaled_mm")
+def grouped_scaled_mm_implementations() -> Iterable[Implementation]:
+    """A product for each expert, of dequantised operands or by torch's float8 operator, and its grouped product."""
+    from .grouped.scaled import DequantizedGroupedScaledMm, ScaledGroupedMm, ScaledMmOfExperts
+
+    return [DequantizedGroupedScaledMm(), ScaledMmOfExperts(), ScaledGroupedMm()]
+
+
 @implements("grouped_gemm_backward")
 def grouped_gemm_backward_implementations() -> Iterable[Implementation]:
     """Products for each expert, torch's grouped products, and Inductor's around them."""

@@ -151,6 +151,13 @@ def grouped_gemm_int4_implementations() -> Sequence[registry.Implementation]:
     return [TiledGroupedInt4(), DequantizedExperts(), GroupedMmExperts()]
 
 
+@registry.implements("grouped_scaled_mm")
+def grouped_scaled_mm_implementations() -> Sequence[registry.Implementation]:
+    from .grouped.scaled import TiledGroupedScaledMm
+
+    return [TiledGroupedScaledMm()]
+
+
 @registry.implements("grouped_gemm_backward")
 def grouped_gemm_backward_implementations() -> Sequence[registry.Implementation]:
     from .grouped.backward import TiledGroupedGradients

@@ -19,6 +19,8 @@ SCALES = ("tensor", "row", "block")
 OUT_DTYPES = tuple(dtype_name(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32))
 LONGEST_INT8 = 2**17 - 1
 """The greatest k of int8 operands: an int32 holds any sum of so many products."""
+FEW_ROUNDINGS = 4.0
+"""Roundings of float32 behind the sum of a product with scales of rows: of the sum, of two scales, and of a bias."""
 
 _LOST = 2.0**-9
 """Allowed error, as a part of a row's root mean square: Hopper's tensor cores cut float8 products to 13 bits below the
@@ -72,7 +74,7 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
     out_dtype = arguments.text("out_dtype")
     check_choice(op, "out_dtype", out_dtype, OUT_DTYPES)
     n, k = b.shape
-    _check_length(op, dtype_name(a.dtype), k)
+    check_length(op, dtype_name(a.dtype), k)
     return {
         "m": math.prod(a.shape[:-1]),
         "n": n,
@@ -121,7 +123,8 @@ def _has_bias(arguments: Arguments, n: int, out_dtype: str) -> bool:
     return True
 
 
-def _check_length(op: str, dtype: str, k: int) -> None:
+def check_length(op: str, dtype: str, k: int) -> None:
+    """Raise InvalidArgumentError for products of int8 of which an int32 may not hold the sum."""
     if dtype == "int8" and k > LONGEST_INT8:
         raise InvalidArgumentError(
             f"{op}: k={k} products of int8 may not fit in int32", hint=f"expected at most {LONGEST_INT8}"
@@ -130,7 +133,7 @@ def _check_length(op: str, dtype: str, k: int) -> None:
 
 def _check(problem: Problem) -> None:
     positive(problem, "m", "n", "k")
-    _check_length(problem.op, problem.dtype, problem.k)
+    check_length(problem.op, problem.dtype, problem.k)
 
 
 def _floor(problem: Problem) -> Floor:
@@ -141,14 +144,18 @@ def _floor(problem: Problem) -> Floor:
 
 
 def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
-    """Relative to each output, and to its row's root mean square, since terms, and a bias, may cancel.
+    """Blocks may be dequantised first: as many roundings as terms."""
+    return product_scale(problem, reference, FEW_ROUNDINGS if problem.scales != "block" else 8 + math.sqrt(problem.k))
 
-    Sums of int8 are exact: a few roundings of float32 follow. Blocks may be dequantised first: as many roundings as
-    terms.
+
+def product_scale(problem: Problem, reference: torch.Tensor, roundings: float) -> torch.Tensor:
+    """The tolerance's scale of a product of levels, after which float32 rounds ``roundings`` times.
+
+    Relative to each output, and to its row's root mean square, since terms, and a bias, may cancel. Sums of int8 are
+    exact.
     """
     unit = unit_roundoff(getattr(torch, problem.out_dtype))
     rms = reference.square().mean(-1, keepdim=True).sqrt_()
-    roundings = 4.0 if problem.scales != "block" else 8 + math.sqrt(problem.k)
     lost = max(_LOST if problem.dtype != "int8" else 0.0, roundings * FLOAT32_UNIT)
     return reference.abs() + (reference.abs() + rms) * (lost / unit)
 

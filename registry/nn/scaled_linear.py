@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 
-from ..api import call, weights_changed
+from ..api import call
 from ..errors import InvalidArgumentError
 from ..problem import dtype_name
+from .exact_buffers import ExactBuffers
 
 DTYPES = (torch.float8_e4m3fn, torch.int8)
-_OUT_DTYPES = {dtype: dtype_name(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)}
+OUT_DTYPES = {dtype: dtype_name(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)}
 
 
 class ScaledWeight(NamedTuple):
@@ -32,7 +32,7 @@ class ScaledWeight(NamedTuple):
         return self.scales.dtype
 
 
-class ScaledLinear(torch.nn.Module):
+class ScaledLinear(ExactBuffers):
     """``x @ weight.T + bias`` by quantize_per_token and scaled_mm: a scale for each output and each token.
 
     levels  the weight over its scales, float8_e4m3fn or int8 ``[N, K]``, a buffer; frozen
@@ -85,12 +85,10 @@ class ScaledLinear(torch.nn.Module):
         bias = self.bias
         if torch.is_grad_enabled() and x.requires_grad:
             return torch.nn.functional.linear(x, self.dequantize(x.dtype), bias)
-        dtype = x.dtype
-        if dtype == torch.float32 and not x.is_meta and torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
+        dtype = product_dtype(x)
         added = bias if bias is None or bias.dtype == dtype else bias.to(dtype)
         levels, scales = call("quantize_per_token", x, self._dtype)
-        y = call("scaled_mm", levels, self.levels, scales, self.scales, added, _OUT_DTYPES[dtype])
+        y = call("scaled_mm", levels, self.levels, scales, self.scales, added, OUT_DTYPES[dtype])
         assert isinstance(y, torch.Tensor)
         return y
 
@@ -98,35 +96,22 @@ class ScaledLinear(torch.nn.Module):
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         return f"{sizes}, {self._dtype}"
 
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        before = {name: self._buffers[name] for name in ("levels", "scales")}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, tensor in before.items():
-            now = self._buffers[name]
-            if tensor is not None and now is not None and now.dtype != tensor.dtype:
-                self._buffers[name] = tensor.to(now.device)
-        return self
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        errors: list[str] = rest[-1]
-        for name in ("levels", "scales"):
-            given, own = state_dict.get(prefix + name), self._buffers[name]
-            # torch would convert these silently
-            if isinstance(given, torch.Tensor) and own is not None and given.dtype != own.dtype:
-                errors.append(f"{prefix}{name} is {given.dtype}, expected {own.dtype}")
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-        if not errors:
-            # a captured CUDA graph reads prepared forms, and perhaps no further call makes them again
-            weights_changed(self.levels, self.scales, *([] if self.bias is None else [self.bias]))
+def product_dtype(x: torch.Tensor) -> torch.dtype:
+    """The dtype of a product of ``x``: its own, of float32 under autocast that of the region."""
+    if x.dtype == torch.float32 and not x.is_meta and torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
 
 
-def rounded_rows(weight: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Levels ``[N, K]`` and scales ``[N, 1]`` of a weight. Raises InvalidArgumentError for NaN and infinity."""
+def rounded_rows(weight: torch.Tensor, dtype: str, owner: str = "ScaledLinear") -> tuple[torch.Tensor, torch.Tensor]:
+    """Levels ``[N, K]`` and scales ``[N, 1]`` of a weight of a module ``owner``.
+
+    Raises InvalidArgumentError for NaN and infinity.
+    """
     if dtype not in map(dtype_name, DTYPES):
-        raise InvalidArgumentError(
-            f"ScaledLinear: dtype={dtype!r}", hint=f"expected {', '.join(map(dtype_name, DTYPES))}"
-        )
+        raise InvalidArgumentError(f"{owner}: dtype={dtype!r}", hint=f"expected {', '.join(map(dtype_name, DTYPES))}")
     if not weight.isfinite().all():
-        raise InvalidArgumentError("ScaledLinear: the weight holds NaN or infinity")
+        raise InvalidArgumentError(f"{owner}: the weight holds NaN or infinity")
     levels, scales = call("quantize_per_token", weight.detach(), dtype)
     return levels, scales

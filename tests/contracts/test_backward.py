@@ -171,6 +171,7 @@ def test_what_a_gradient_needs_saved() -> None:
         ),
         ("quantize_per_token", None),
         ("scaled_mm", None),
+        ("grouped_scaled_mm", None),
         ("silu_and_mul", "silu_and_mul_backward"),
         ("gelu_and_mul", "gelu_and_mul_backward"),
         ("layer_norm", "layer_norm_backward"),

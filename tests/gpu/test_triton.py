@@ -223,6 +223,14 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
             (700, 1024, "none", 8, "one_expert"),
         )
     ],
+    "grouped_scaled_mm": [
+        {"m": m, "n": 1000, "k": k, "experts": experts, "routing": routing, "out_dtype": out_dtype, "dtype": dtype}
+        for dtype in ("float8_e4m3fn", "int8")
+        for m, k, experts, routing, out_dtype in (
+            (1, 1024, 8, "uniform", "float32"), (65, 1000, 130, "uniform", "bfloat16"),
+            (900, 7168, 33, "skewed", "float16"), (700, 512, 8, "one_expert", "bfloat16"),
+        )
+    ],
     "fused_moe": [
         {"tokens": tokens, "hidden": hidden, "intermediate": width, "experts": experts, "top_k": top_k,
          "activation": activation, "routing": routing}
@@ -265,7 +273,7 @@ def test_numerics(op: str, place: int, dtype: str) -> None:
     contract, implementation, device = OPS[op], FORMS[op][place], Device.best()
     if op == "gemm_int4" and dtype == "float32":
         pytest.skip("activations are of half precision")
-    if op == "scaled_mm" and dtype != "bfloat16":
+    if op.endswith("scaled_mm") and dtype != "bfloat16":
         pytest.skip("its problems say their dtypes")
     for number, dims in enumerate(LARGE[op]):
         if dtype == "float32" and dims.get("zeros") == "integer":

@@ -14,7 +14,15 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.implementation import Implementation, Run
-from registry.nn import ActOrderLinear, PackedA8Linear, PackedExpertsMlp, PackedLinear, ScaledLinear
+from registry.nn import (
+    ActOrderLinear,
+    PackedA8Linear,
+    PackedExpertsMlp,
+    PackedLinear,
+    ScaledExperts,
+    ScaledExpertsMlp,
+    ScaledLinear,
+)
 from registry.space import Config
 
 X = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -62,10 +70,18 @@ def ordered(seed: int) -> ActOrderLinear:
     return ActOrderLinear(weight(seed), order)
 
 
-def experts(seed: int) -> PackedExpertsMlp:
+def dense_experts(seed: int) -> list[torch.Tensor]:
     torch.manual_seed(seed)
-    stacks = [torch.randn(2, *shape).bfloat16() for shape in ((64, 64), (64, 32))]
-    packed = [PackedExperts.stack([quantize(one, group_size=32) for one in stack]) for stack in stacks]
+    return [torch.randn(2, *shape).bfloat16() for shape in ((64, 64), (64, 32))]
+
+
+def scaled_experts(seed: int) -> ScaledExpertsMlp:
+    gate_up, down = (ScaledExperts.rounded(weights, "int8") for weights in dense_experts(seed))
+    return ScaledExpertsMlp(gate_up, down, torch.nn.SiLU())
+
+
+def experts(seed: int) -> PackedExpertsMlp:
+    packed = [PackedExperts.stack([quantize(one, group_size=32) for one in stack]) for stack in dense_experts(seed)]
     return PackedExpertsMlp(packed[0], packed[1], torch.nn.SiLU())
 
 
@@ -78,6 +94,8 @@ LAYERS: dict[str, tuple[Callable[[int], torch.nn.Module], str, str]] = {
     "scaled scales": (lambda seed: ScaledLinear.from_linear(linear(seed), "int8"), "scaled_mm", "scale_b"),
     "scaled bias": (lambda seed: ScaledLinear.from_linear(linear(seed), "int8"), "scaled_mm", "bias"),
     "experts": (experts, "grouped_gemm_int4", "qweight"),
+    "scaled experts": (scaled_experts, "grouped_scaled_mm", "weights"),
+    "scales of experts": (scaled_experts, "grouped_scaled_mm", "scale_weights"),
 }
 """A layer by a seed, the op that multiplies by its weight, and the argument of which a form is prepared."""
 
@@ -88,7 +106,7 @@ def preparing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, t
     _, op, argument = LAYERS[request.node.callspec.params["kind"]]
     implementation = Copying(dispatcher.catalog.op(op), argument)
     dispatcher.register(implementation)
-    for module in ("packed_linear", "packed_a8_linear", "scaled_linear", "packed_experts_mlp"):
+    for module in ("packed_linear", "packed_a8_linear", "scaled_linear", "packed_experts_mlp", "scaled_experts_mlp"):
         monkeypatch.setattr(f"registry.nn.{module}.call", dispatcher.call)
     return implementation
 
@@ -96,7 +114,7 @@ def preparing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, t
 def multiplied(layer: torch.nn.Module) -> torch.Tensor:
     given = (torch.tensor([[0, 1], [1, 0], [1, 0]]), torch.ones(3, 2).bfloat16())
     with torch.no_grad():
-        y: torch.Tensor = layer(X, *(given if isinstance(layer, PackedExpertsMlp) else ()))
+        y: torch.Tensor = layer(X, *(given if isinstance(layer, PackedExpertsMlp | ScaledExpertsMlp) else ()))
     return y
 
 
@@ -135,6 +153,7 @@ def test_a_layer_multiplies_by_the_weights_that_are_loaded_or_copied_into_it(pre
         (lambda: ScaledLinear.from_linear(linear(0), "int8"), "levels", torch.float8_e4m3fn, torch.int8),
         (lambda: ScaledLinear.from_linear(linear(0), "int8"), "scales", torch.bfloat16, torch.float32),
         (lambda: experts(0), "down_qweight", torch.float32, torch.int32),
+        (lambda: scaled_experts(0), "down_scales", torch.bfloat16, torch.float32),
     ],
 )
 def test_a_state_of_other_dtypes_is_refused(

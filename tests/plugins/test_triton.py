@@ -30,6 +30,7 @@ ROWS = {"k": 7168, "group_size": 128, "out_dtype": "int8", "scale": False}
 SCALED = {"n": 4096, "k": 7168, "scales": "block", "bias": True, "out_dtype": "bfloat16", "dtype": "int8"}
 DENSE = {"n": 4096, "k": 4096, "bias": True}
 EXPERTS = {"n": 1536, "k": 2048, "experts": 8, "routing": "uniform"}
+SCALED_EXPERTS = {**EXPERTS, "out_dtype": "bfloat16", "dtype": "int8"}
 MOE = {
     "hidden": 1024, "intermediate": 512, "experts": 8, "top_k": 2, "activation": "silu", "routing": "uniform",
 }  # fmt: skip
@@ -160,6 +161,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "gemm_w4a8 triton.gemm": {"m": 4096, **PACKED, "activation": "int8", "static": False},
     "gemm_w8a8 triton.gemm": {"m": 64, **PACKED, "activation": "int8", "static": False},
     "scaled_mm triton.gemm": {"m": 4096, **SCALED},
+    "grouped_scaled_mm triton.gemm": {"m": 4096, **SCALED_EXPERTS},
     "scaled_mm triton.splitk": {"m": 16, **SCALED},
 }
 IMPLEMENTATIONS = {f"{op} {one.name}": one for op, forms in FORMS.items() for one in forms}
@@ -275,6 +277,10 @@ DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
     "fused_moe": [
         *({**MOE, "tokens": tokens} for tokens in (1, 64, 512, 4096, 65536)),
         {**MOE, "tokens": 5, "hidden": 33, "intermediate": 24, "experts": 3, "top_k": 3, "activation": "gelu"},
+    ],
+    "grouped_scaled_mm": [
+        *({**SCALED_EXPERTS, "m": m} for m in (1, 64, 256, 512, 4096, 65536)),
+        {**SCALED_EXPERTS, "m": 5, "n": 33, "k": 24, "experts": 3, "routing": "one_expert"},
     ],
     "attention_decode": [
         *({**DECODE, "batch": batch, "kv_len": kv_len} for batch in (1, 16, 256) for kv_len in (16, 1024, 131072)),
@@ -396,7 +402,7 @@ def test_spaces_are_small_and_hold_their_default(device: Device) -> None:
     for key, implementation in IMPLEMENTATIONS.items():
         op = key.partition(" ")[0]
         large = ("attention", "fused_moe", "gemm", "grouped", "linear", "mla", "scaled")
-        most = 192 if op.startswith(large) else 60
+        most = 192 if op.startswith(large) and op != "grouped_scaled_mm" else 60
         for problem in _problems(op):
             if list(implementation.unsupported(problem, device)):
                 continue
@@ -492,7 +498,9 @@ def test_reasons_are_told(key: str, dims: Mapping[str, Any], traits: Mapping[str
     assert found.startswith(reason)
 
 
-@pytest.mark.parametrize("key", one_of_each([key for key in TYPICAL if key.startswith(("scaled", "quantize"))], _op_of))
+@pytest.mark.parametrize(
+    "key", one_of_each([key for key in TYPICAL if key.startswith(("scaled", "quantize", "grouped_scaled"))], _op_of)
+)
 @pytest.mark.few(1)
 def test_float8_compiles_where_a_gpu_has_it_and_is_refused_elsewhere(key: str) -> None:
     implementation = IMPLEMENTATIONS[key]

@@ -7,6 +7,7 @@ from .dense import GROUPED_GEMM
 from .fused_moe import FUSED_MOE
 from .int4 import GROUPED_GEMM_INT4
 from .int4_backward import GROUPED_GEMM_INT4_BACKWARD
+from .scaled import GROUPED_SCALED_MM
 from .topk_softmax import TOPK_SOFTMAX
 from .topk_softmax_backward import TOPK_SOFTMAX_BACKWARD
 
@@ -16,6 +17,7 @@ __all__ = [
     "GROUPED_GEMM_BACKWARD",
     "GROUPED_GEMM_INT4",
     "GROUPED_GEMM_INT4_BACKWARD",
+    "GROUPED_SCALED_MM",
     "TOPK_SOFTMAX",
     "TOPK_SOFTMAX_BACKWARD",
 ]

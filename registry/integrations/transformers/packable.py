@@ -12,15 +12,15 @@ from ...errors import InvalidArgumentError
 from .adapters import kept_by_adapters
 from .proofs import is_spread
 from .quantization import RegistryConfig
+from .quantization.config import OTHER_EXPERTS
 from .quantization.dense import DenseLayer, linear_layers, own_class
-from .quantization.experts import BITS, expert_modules, packed_experts
+from .quantization.experts import expert_modules, packed_experts
 from .quantization.replacing import packed_layers
 from .quantization.weight_readers import weight_readers
 
 _OUTPUT = "not packed: the output layer (lm_head=True packs it)"
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 """Classes of torch that have noted a model's parameters, which packed layers no longer have."""
-_EXPERTS = "not packed: experts are in 4 bits without a codebook"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def packable(model: torch.nn.Module, config: RegistryConfig, *, lm_head: bool) -
             found.layers[name] = layer
     for name, module in expert_modules(model):
         _check_weight(name, next(module.parameters()))
-        reason = kept.get(id(module)) or ("" if config.bits == BITS and config.codebook is None else _EXPERTS)
+        reason = kept.get(id(module)) or ("" if config.packs_experts else f"not packed: {OTHER_EXPERTS}")
         if reason:
             found.left[name] = reason
         else:

@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 
 from ...errors import InvalidArgumentError, RegistryError, UnknownNameError
 from ...nn import ActOrderLinear, PackedA8Linear, PackedLinear, ScaledLinear
+from ...nn.scaled_experts import ExpertWeights
 from ...nn.scaled_linear import rounded_rows
-from ...packed import PackedExperts, quantize
+from ...packed import quantize
 from ...problem import dtype_name
 from .adapters import lora_layers
 from .packable import packable
@@ -47,7 +48,7 @@ class Packing:
 
     config: RegistryConfig
     layers: Mapping[str, PackedLayer]
-    experts: Mapping[str, tuple[PackedExperts, PackedExperts]]
+    experts: Mapping[str, tuple[ExpertWeights, ExpertWeights]]
 
     def __bool__(self) -> bool:
         return bool(self.layers or self.experts)
@@ -115,7 +116,7 @@ def put(model: torch.nn.Module, packing: Packing, report: ApplyReport) -> None:
     for name, (gate_up, down) in packing.experts.items():
         put_experts(model, name, gate_up, down)
         model.get_submodule(name).__dict__[_PACKED] = True
-        report.add("experts packed in 4 bits", name)
+        report.add(f"experts packed in {packing.config.bits} bits", name)
     for layer in lora_layers(model):
         _refuse_merging(layer)
     for each in _pretrained(model):
@@ -173,8 +174,8 @@ def _form(layer: PackedLayer) -> str:
 
 def _form_in(config: RegistryConfig, layer: PackedLayer) -> str:
     """The format in words that a layer of the same shape has after packing."""
-    if config.activations is not None and config.bits == 8:
-        return f"{config.activations} beside activations alike"
+    if config.rounded_to is not None:
+        return f"{config.rounded_to} beside activations alike"
     size, k = group_size_for(config, layer.in_features), layer.in_features
     return _words(config.bits, k if size == -1 else size, config.symmetric, config.codebook, config.activations)
 
@@ -195,14 +196,14 @@ def _named(name: str, make: Any, *args: Any) -> Any:
 
 def _packed(layer: DenseLayer, config: RegistryConfig) -> PackedLayer:
     weight, activations = matrix(layer), config.activations
-    if activations is not None and config.bits == 8:
-        return ScaledLinear(*rounded_rows(weight, activations))
+    if config.rounded_to is not None:
+        return ScaledLinear(*rounded_rows(weight, config.rounded_to))
     size = group_size_for(config, weight.shape[1])
     packed = quantize(weight, config.bits, size, config.symmetric, config.codebook)
     return PackedLinear(packed) if activations is None else PackedA8Linear(packed, None, activations)
 
 
-def _packed_experts(module: torch.nn.Module, config: RegistryConfig) -> tuple[PackedExperts, ...]:
+def _packed_experts(module: torch.nn.Module, config: RegistryConfig) -> tuple[ExpertWeights, ...]:
     return tuple(rounded(getattr(module, part).data, config) for part in (GATE_UP, DOWN))
 
 

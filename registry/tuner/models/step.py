@@ -21,6 +21,8 @@ CalledKey = tuple[str, tuple[tuple[str, Value], ...]]
 
 _PACKED_EXPERTS = ("int4", "w4a8")
 """Quantised models whose experts have packed weights, and whole activations."""
+_SCALED = ("fp8", "w8a8")
+"""Quantised models whose weights and activations, of experts too, have a scale for each row."""
 _ROOM = 64
 """Tokens that a sequence has room for in problems of rotary_kv_append: its time does not depend on that."""
 _ROUNDED = {"fp8": "float8_e4m3fn", "w8a8": "int8", "w4a8": "int8"}
@@ -212,11 +214,15 @@ class _Step:
             choice: Dims = {"experts": experts.count, "top_k": experts.top_k, "renormalize": experts.renormalize}
             dims: Dims = {"tokens": self._tokens, **choice, "scoring": experts.scoring, "dtype": self._dtype}
             yield from self._differentiated("topk_softmax", dims)
-        if experts.activation and not self._training and self._workload.quantize not in _PACKED_EXPERTS:
+        dense = self._workload.quantize not in (*_PACKED_EXPERTS, *_SCALED)
+        if experts.activation and not self._training and dense:
             yield "fused_moe", self._fused(experts)
             return
         rows = self._tokens * experts.top_k
-        for n, k in ((2 * width, hidden), (hidden, width)):
+        # a token is rounded once for all of its experts
+        for n, k, rounded in ((2 * width, hidden, self._tokens), (hidden, width, rows)):
+            if self._workload.quantize in _SCALED:
+                yield self._rounding(rounded, k)
             yield from self._grouped({"m": rows, "n": n, "k": k, "experts": experts.count, "routing": "uniform"})
         yield from self._activated(experts.activation, True, rows, width)
 
@@ -245,8 +251,7 @@ class _Step:
             yield "gemm_int8", {**sizes, **form, "bias": product.bias, "dtype": self._dtype}
         elif kind in _ROUNDED:
             rounded = _ROUNDED[kind]
-            token: Dims = {"m": m, "k": product.inputs, "group_size": product.inputs, "out_dtype": rounded}
-            yield "quantize_per_token", {**token, "scale": False, "dtype": self._dtype}
+            yield self._rounding(m, product.inputs)
             if kind == "w4a8":
                 held: Dims = {"group_size": group, "activation": rounded, "zeros": "integer", "act_order": False}
                 yield "gemm_w4a8", {**sizes, **held, "static": False, "bias": product.bias, "dtype": self._dtype}
@@ -256,8 +261,16 @@ class _Step:
         else:
             yield from self._differentiated("linear", {**sizes, "bias": product.bias, "dtype": self._dtype})
 
+    def _rounding(self, m: int, k: int) -> Called:
+        """The call that rounds activations, with a scale for each of ``m`` rows."""
+        dims: Dims = {"m": m, "k": k, "group_size": k, "out_dtype": _ROUNDED[self._workload.quantize]}
+        return "quantize_per_token", {**dims, "scale": False, "dtype": self._dtype}
+
     def _grouped(self, dims: Mapping[str, Value]) -> Iterator[Called]:
-        if self._workload.quantize in _PACKED_EXPERTS:
+        if self._workload.quantize in _SCALED:
+            rounded = _ROUNDED[self._workload.quantize]
+            yield "grouped_scaled_mm", {**dims, "out_dtype": self._dtype, "dtype": rounded}
+        elif self._workload.quantize in _PACKED_EXPERTS:
             form: Dims = {"group_size": min(self._workload.group_size, int(dims["k"])), "zeros": "integer"}
             yield "grouped_gemm_int4", {**dims, **form, "dtype": self._dtype}
         else:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import registry
+from registry.nn import ScaledExpertsMlp
 
 from .tiny_models import tiny
 
@@ -91,9 +92,45 @@ def test_an_implementation_that_is_asked_for_afterwards_is_transformers(tmp_path
     assert called()[0]
 
 
-def test_packed_experts_gate_by_one_op(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "quantize", "most"),
+    [
+        ("mixtral", "fp8", 0.08),
+        pytest.param("deepseek_v3", "fp8", 0.08, marks=pytest.mark.thorough),
+        pytest.param("mixtral", "w8a8", 0.02, marks=pytest.mark.thorough),
+    ],
+)
+def test_experts_of_8_bits_are_near_the_plain_ones_and_learn_no_more(family: str, quantize: Any, most: float) -> None:
+    model = tiny(family, torch.bfloat16)
+    hidden, ids, weights = routed()
+    given = (hidden.bfloat16(), ids, weights.bfloat16())
+    with torch.no_grad():
+        expected = experts_of(model)(*given).double()
+    report = apply(model, quantize=quantize)
+    experts = experts_of(model)
+    assert isinstance(experts, ScaledExpertsMlp)
+    assert "experts packed in 8 bits" in report.replaced
+    assert not any("expert" in reason for reason in report.left)
+    assert not list(experts.parameters())
+    with torch.no_grad():
+        error = experts(*given).double() - expected
+    assert error.square().mean() < most**2 * expected.square().mean()
+    learning = hidden.bfloat16().requires_grad_()
+    (gradient,) = torch.autograd.grad(experts(learning, *given[1:]).sum(), learning)
+    assert gradient.isfinite().all()
+    assert apply(model, quantize=quantize).replaced == {}
+    with pytest.raises(registry.InvalidArgumentError, match="quantised, and its weights in full precision are gone"):
+        restore(model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "op"),
+    [({"quantize": "int4", "group_size": 32}, "grouped_gemm_int4:"), ({"quantize": "fp8"}, "grouped_scaled_mm:")],
+    ids=["int4", "fp8"],
+)
+def test_packed_experts_gate_by_one_op(tmp_path: Path, settings: Any, op: str) -> None:
     model = tiny("mixtral", torch.bfloat16)
-    apply(model, quantize="int4", group_size=32)
+    apply(model, **settings)
     hidden, ids, weights = routed()
     given, results = (hidden.bfloat16(), ids, weights.bfloat16()), []
     with torch.no_grad():
@@ -102,5 +139,5 @@ def test_packed_experts_gate_by_one_op(tmp_path: Path) -> None:
         unswap(experts_of(model))
         results.append(experts_of(model)(*given))
     called = (tmp_path / "calls.yaml").read_text()
-    assert {name in called for name in ("silu_and_mul:", "grouped_gemm_int4:")} == {True}
+    assert {name in called for name in ("silu_and_mul:", op)} == {True}
     torch.testing.assert_close(*results, atol=1e-3, rtol=2e-2)

@@ -128,6 +128,16 @@ def test_quantised_layers_call_the_ops_of_their_weights_and_the_head_does_not(bo
     rounded = derived(box, "mixtral-8x7b-v0.1", Workload((1,), (64,), quantize="w4a8"))
     assert "fused_moe" not in rounded.shapes.problems
     assert counted(rounded, "grouped_gemm_int4", "m", "n", "k") == counted(experts, "grouped_gemm_int4", "m", "n", "k")
+    by_rows = derived(box, "mixtral-8x7b-v0.1", Workload((4,), (64,), quantize="fp8"))
+    assert "fused_moe" not in by_rows.shapes.problems
+    names = ("m", "n", "k", "experts", "out_dtype", "dtype")
+    gate_up, down = (28672, 4096, 8), (4096, 14336, 8)
+    for sizes in (gate_up, down):
+        found = counted(by_rows, "grouped_scaled_mm", *names)
+        assert found[8, *sizes, "bfloat16", "float8_e4m3fn"] == 32 * NEW_TOKENS
+    # a token is rounded once in front of its experts, their products each
+    assert counted(by_rows, "quantize_per_token", "m", "k")[8, 14336] == 32 * NEW_TOKENS
+    assert counted(by_rows, "quantize_per_token", "m", "k")[4, 4096] == 3 * 32 * NEW_TOKENS
     # the router stays as it is
     assert counted(experts, "linear", "m", "n")[1, 8] == 32 * NEW_TOKENS
     with pytest.raises(InvalidArgumentError, match="no gradient"):

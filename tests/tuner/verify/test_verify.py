@@ -70,6 +70,9 @@ DIMS: Mapping[str, dict[str, Value]] = {
         }
         for gradient in ("", "_backward")
     },
+    "grouped_scaled_mm": {
+        "m": 13, "n": 64, "k": 128, "experts": 4, "routing": "skewed", "out_dtype": "bfloat16", "dtype": "int8",
+    },
     "fused_moe": {
         "tokens": 13, "hidden": 64, "intermediate": 40, "experts": 4, "top_k": 2, "activation": "silu",
         "routing": "skewed", "dtype": "bfloat16",

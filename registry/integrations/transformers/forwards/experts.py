@@ -8,7 +8,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
-from ....nn import PackedExpertsMlp
+from ....nn import PackedExpertsMlp, ScaledExpertsMlp
 from ....nn.expert_rows import ExpertRows
 from ..swapping import swap
 from .activations import ActivatedForward, activation_kind, gated, kind_now
@@ -82,7 +82,7 @@ def replace_experts(module: torch.nn.Module) -> str:
     kind = activation_kind(activation)
     if kind is None:
         return "their activation function is neither silu nor gelu"
-    if isinstance(module, PackedExpertsMlp):
+    if isinstance(module, PackedExpertsMlp | ScaledExpertsMlp):
         swap(module, PackedExpertsForward, (kind, "act_fn"), activation=activation)
     else:
         swap(module, ExpertsForward, (kind, "act_fn"), activation=activation, replaced=_implementation(module))

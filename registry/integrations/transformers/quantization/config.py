@@ -14,6 +14,10 @@ from ....packed import BITS, CODEBOOKS, GROUP_SIZES, ZeroKind
 from ....problem import dtype_name
 from .checkpoints import FOREIGN, METHOD, LayerFormat, checkpoint_format, method_of
 
+EXPERT_BITS = 4
+"""Bits of packed experts."""
+OTHER_EXPERTS = "experts are in 4 bits without a codebook, or in 8 beside activations alike"
+"""Why other formats leave experts."""
 _PAIRS = tuple([first, second] for first in get_args(ZeroKind) for second in get_args(ZeroKind))
 
 
@@ -23,13 +27,15 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
 
     bits, group_size, symmetric, codebook   as ``registry.quantize`` has them; group_size -1 is one scale a column
     activations   None: they stay in the model's dtype. "float8_e4m3fn" or "int8", with bits=8: ScaledLinear, whose
-                  activations and weights have this dtype, with a scale for each token and each output; nothing else of
-                  the above is used. With bits=4: PackedA8Linear, a packed weight and a scale for each token
+                  activations and weights have this dtype, with a scale for each token and each output, and experts
+                  alike; nothing else of the above is used. With bits=4: PackedA8Linear, a packed weight and a scale for
+                  each token
     modules_to_not_convert  names, ends of names or regular expressions of layers to leave as they are; None: the
                             output embeddings and layers of tied weights, as transformers leaves out. With a list those
                             are packed too, if it does not name them
     modules   of a saved checkpoint: bits, group_size and codebook of each layer that differs from the others
-    experts   of a saved checkpoint: group_size and the two kinds of zero points (gate_up, down) of each layer's experts
+    experts   of a saved checkpoint: group_size and the two kinds of zero points (gate_up, down) of each layer's
+              experts, or of experts in 8 bits activations, their dtype
     source    of a checkpoint that another library packed: its own quantization_config
     """
 
@@ -78,6 +84,16 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
         """The format of the checkpoint that is loaded with this config."""
         return checkpoint_format(self.source or self.to_dict())
 
+    @property
+    def rounded_to(self) -> str | None:
+        """The dtype of weights and activations alike, of ScaledLinear; None for packed weights."""
+        return self.activations if self.bits == 8 else None
+
+    @property
+    def packs_experts(self) -> bool:
+        """True if experts have a form in this format: in 4 bits without a codebook, or 8 beside activations alike."""
+        return self.rounded_to is not None or (self.bits == EXPERT_BITS and self.codebook is None)
+
     def to_dict(self) -> dict[str, Any]:
         """The values as config.json holds them, without what is not given."""
         given = super().to_dict().items()
@@ -87,6 +103,9 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
         _one_of("bits", self.bits, BITS)
         _one_of("group_size", self.group_size, (-1, *GROUP_SIZES))
         for name, form in self.experts.items():
+            if "activations" in form:
+                _one_of(f"experts[{name!r}].activations", form["activations"], tuple(map(dtype_name, DTYPES)))
+                continue
             _one_of(f"experts[{name!r}].group_size", form.get("group_size"), (-1, *GROUP_SIZES))
             _one_of(f"experts[{name!r}].zeros", form.get("zeros"), _PAIRS)
         _one_of("symmetric", self.symmetric, (False, True))

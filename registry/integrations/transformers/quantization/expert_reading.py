@@ -11,13 +11,21 @@ import torch
 from transformers.core_model_loading import WeightConverter
 
 from ....errors import InvalidArgumentError
+from ....nn import ScaledExperts
+from ....nn.scaled_experts import ExpertWeights
 from ....packed import PackedExperts, PackedWeight, symmetric_zero
+from .checkpoints import LayerFormat
+from .config import EXPERT_BITS
 from .experts import DOWN, GATE_UP
 from .operations import LayerOperation, made_weight
 from .record import LoadingRecord
 
+_OF_ONE = re.compile(r"\.experts\.\d+\.\w+\.weight_scale$")
+"""The scale of an expert whose levels a checkpoint names "weight", as it does a weight in full precision."""
 _PROJECTIONS = {GATE_UP: (("gate_proj", "w1"), ("up_proj", "w3")), DOWN: (("down_proj", "w2"),)}
 """Names of an expert's projections in checkpoints, whose weights follow each other along N: Qwen's and Mixtral's."""
+LayerTensors = tuple[str, dict[str, torch.Tensor]]
+"""The name of a layer, and its tensors by their last names."""
 
 
 class ReadExperts(LayerOperation):
@@ -44,7 +52,7 @@ class ReadExperts(LayerOperation):
         self.put(layer, read, kwargs.get("missing_keys"), parameter)
         return {}
 
-    def _packed(self, layer: str, parameter: str, given: dict[str, Any], shape: tuple[int, ...]) -> PackedExperts:
+    def _packed(self, layer: str, parameter: str, given: dict[str, Any], shape: tuple[int, ...]) -> ExpertWeights:
         experts, n, k = shape
         projections = _PROJECTIONS[parameter]
         tensors = [_by_expert(given, names) for names in projections]
@@ -53,22 +61,32 @@ class ReadExperts(LayerOperation):
                 f"{', '.join(map(str, map(len, tensors)))} packed experts of {parameter}, the model has {experts}",
                 hint="is a file of the checkpoint missing?",
             )
-        weights = []
-        for expert in range(experts):
-            parts = [
-                made_weight(self.record.format, f"{layer}.{expert}.{names[0]}", each[expert], (n // len(tensors), k))
-                for names, each in zip(projections, tensors, strict=True)
-            ]
-            weights.append(_joined(parts))
-        packed = PackedExperts.stack(_alike(weights))
+        of_experts = [
+            [(f"{layer}.{expert}.{names[0]}", each[expert]) for names, each in zip(projections, tensors, strict=True)]
+            for expert in range(experts)
+        ]
+        packed = _scaled(self.record.format, of_experts) or self._in_words(of_experts, (n // len(tensors), k))
         if packed.shape != (n, k):
             raise InvalidArgumentError(f"its packed experts have shape {packed.shape}, the model's {(n, k)}")
+        return packed
+
+    def _in_words(self, experts: Sequence[Sequence[LayerTensors]], shape: tuple[int, int]) -> PackedExperts:
+        """The experts from their projections, each a weight of that shape."""
+        made = [[made_weight(self.record.format, *one, shape) for one in parts] for parts in experts]
+        packed = PackedExperts.stack(_alike([_joined(parts) for parts in made]))
+        if packed.bits != EXPERT_BITS:
+            raise InvalidArgumentError(
+                f"packed experts of {packed.bits} bits",
+                hint=f"expected {EXPERT_BITS}, or 8 beside activations alike; take the checkpoint in full precision",
+            )
         return packed.to(dtype=self.record.dtype)
 
 
 def read_experts(record: LoadingRecord) -> list[WeightConverter]:
     """The loader's rules that gather the packed tensors of a layer's experts in place of its two weights."""
-    parts = [name for name in record.format.names if name != "weight"]
+    tensors = () if record.files is None else record.files.files
+    levels = any(_OF_ONE.search(name) for name in tensors)
+    parts = [name for name in record.format.names if name != "weight" or levels]
     return [
         WeightConverter(
             [rf"\.experts\.\d+\.{name}\.{part}$" for names in projections for name in names for part in parts],
@@ -89,6 +107,20 @@ def _by_expert(given: dict[str, Any], names: Sequence[str]) -> list[dict[str, to
             for each, tensor in zip(found, tensors, strict=False):
                 each[part] = tensor
     return found
+
+
+def _scaled(format_: LayerFormat, experts: Sequence[Sequence[LayerTensors]]) -> ScaledExperts | None:
+    """The experts from the names and tensors of each one's projections; None if their activations are not rounded."""
+    made = [[format_.scaled(name, tensors) for name, tensors in parts] for parts in experts]
+    found = [[one for one in parts if one is not None] for parts in made]
+    if not any(found):
+        return None
+    if [len(parts) for parts in found] != [len(parts) for parts in made]:
+        raise InvalidArgumentError("activations of some of its experts are in 8 bits, and of others they are not")
+    # float8 is not joined
+    levels = [torch.cat([levels.view(torch.uint8) for levels, _ in parts]) for parts in found]
+    scales = [torch.cat([scales for _, scales in parts]) for parts in found]
+    return ScaledExperts(torch.stack(levels).view(found[0][0][0].dtype), torch.stack(scales))
 
 
 def _joined(weights: Sequence[PackedWeight]) -> PackedWeight:

@@ -1,20 +1,21 @@
-"""Experts that a model keeps in two tensors of three dimensions, replaced by packed ones and back."""
+"""Experts that a model keeps in two tensors of three dimensions, replaced by packed or scaled ones and back."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from ....errors import InvalidArgumentError
-from ....nn import PackedExpertsMlp
+from ....nn import PackedExpertsMlp, ScaledExperts, ScaledExpertsMlp
+from ....nn.scaled_experts import ExpertWeights
 from ....packed import GROUP_SIZES, PackedExperts, groups, quantize, words, zero_kind
-from .config import RegistryConfig
+from .config import EXPERT_BITS, RegistryConfig
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
-BITS = 4
+PackedMlp = PackedExpertsMlp | ScaledExpertsMlp
 
 
 def expert_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -28,41 +29,52 @@ def expert_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
                 yield name, module
 
 
-def packed_experts(model: torch.nn.Module) -> Iterator[tuple[str, PackedExpertsMlp]]:
-    """Names and modules of all packed experts."""
+def packed_experts(model: torch.nn.Module) -> Iterator[tuple[str, PackedMlp]]:
+    """Names and modules of all experts in few bits."""
     for name, module in model.named_modules():
-        if isinstance(module, PackedExpertsMlp):
+        if isinstance(module, PackedMlp):
             yield name, module
 
 
-def rounded(weights: torch.Tensor, config: RegistryConfig) -> PackedExperts:
-    """The weights ``[experts, N, K]``, each as ``registry.quantize`` rounds it."""
+def rounded(weights: torch.Tensor, config: RegistryConfig) -> ExpertWeights:
+    """The weights ``[experts, N, K]``, each as ``registry.quantize`` or quantize_per_token rounds it."""
+    if config.rounded_to is not None:
+        return ScaledExperts.rounded(weights, config.rounded_to)
     size = config.group_size
-    return PackedExperts.stack([quantize(weight, BITS, size, config.symmetric) for weight in weights])
+    return PackedExperts.stack([quantize(weight, EXPERT_BITS, size, config.symmetric) for weight in weights])
 
 
-def put_experts(model: torch.nn.Module, name: str, gate_up: PackedExperts, down: PackedExperts) -> None:
-    """Replace the experts ``name`` by packed ones."""
+def put_experts(model: torch.nn.Module, name: str, gate_up: ExpertWeights, down: ExpertWeights) -> None:
+    """Replace the experts ``name`` by those of packed or scaled weights, both of one kind."""
     plain = model.get_submodule(name)
     act: Any = plain.act_fn
-    packed = PackedExpertsMlp(gate_up, down, act).train(plain.training)
+    packed: PackedMlp
+    if isinstance(gate_up, ScaledExperts):
+        assert isinstance(down, ScaledExperts)
+        packed = ScaledExpertsMlp(gate_up, down, act)
+    else:
+        assert isinstance(down, PackedExperts)
+        packed = PackedExpertsMlp(gate_up, down, act)
+    packed.train(plain.training)
     # hidden from torch: what is needed to make the plain module again
     packed.__dict__["plain"] = plain.to("meta")
     packed._is_hf_initialized = True  # type: ignore[assignment]
     model.set_submodule(name, packed)
 
 
-def form_of_experts(experts: PackedExpertsMlp) -> dict[str, Any]:
+def form_of_experts(experts: PackedMlp) -> dict[str, Any]:
     """What makes ``put_empty_experts`` build such experts, as JSON holds it; a group of all of K is -1."""
+    if isinstance(experts, ScaledExpertsMlp):
+        return {"activations": experts.down.dtype}
     size = experts.down.group_size
     kinds = [zero_kind(part.zeros) for part in (experts.gate_up, experts.down)]
     return {"group_size": size if size in GROUP_SIZES else -1, "zeros": kinds}
 
 
-def put_empty_experts(model: torch.nn.Module, name: str, group_size: int, zeros: Sequence[str]) -> None:
-    """Replace the experts ``name`` by packed ones without values, on meta, for a checkpoint that holds them.
+def put_empty_experts(model: torch.nn.Module, name: str, form: Mapping[str, Any]) -> None:
+    """Replace the experts ``name`` by those of a form without values, on meta, for a checkpoint that holds them.
 
-    zeros  the kinds of zero points of gate_up and of down
+    form  as ``form_of_experts`` tells it
     Raises InvalidArgumentError if the model has no such experts.
     """
     module = dict(model.named_modules()).get(name)
@@ -72,7 +84,8 @@ def put_empty_experts(model: torch.nn.Module, name: str, group_size: int, zeros:
             hint="is the config.json another model's?",
         )
     like = (getattr(module, part) for part in (GATE_UP, DOWN))
-    gate_up, down = (_empty(part, group_size, kind) for part, kind in zip(like, zeros, strict=True))
+    kinds = form.get("zeros", (None, None))
+    gate_up, down = (_empty(part, form, kind) for part, kind in zip(like, kinds, strict=True))
     put_experts(model, name, gate_up, down)
 
 
@@ -80,9 +93,15 @@ def unpack_experts(model: torch.nn.Module, dtype: torch.dtype | None = None) -> 
     """Replace all packed experts by plain ones with the dequantised weights, in ``dtype`` or the scales' dtype."""
     for name, packed in list(packed_experts(model)):
         plain = copy.copy(packed.__dict__["plain"])
-        weights = {GATE_UP: packed.gate_up.dequantize(), DOWN: packed.down.dequantize()}
-        plain._parameters = {part: torch.nn.Parameter(weight.to(dtype)) for part, weight in weights.items()}
+        weights = {GATE_UP: _dense(packed.gate_up, dtype), DOWN: _dense(packed.down, dtype)}
+        plain._parameters = {part: torch.nn.Parameter(weight) for part, weight in weights.items()}
         model.set_submodule(name, plain.train(packed.training))
+
+
+def _dense(experts: ExpertWeights, dtype: torch.dtype | None) -> torch.Tensor:
+    if isinstance(experts, ScaledExperts):
+        return experts.dequantize(dtype or experts.scales.dtype)
+    return experts.dequantize().to(dtype)
 
 
 def _looks_so(module: torch.nn.Module) -> bool:
@@ -119,13 +138,15 @@ def _computes_so(module: torch.nn.Module) -> bool:
     return isinstance(found, torch.Tensor) and found.shape == x.shape and torch.allclose(found, expected, 1e-4, 1e-4)
 
 
-def _empty(like: torch.Tensor, group_size: int, zeros: str) -> PackedExperts:
+def _empty(like: torch.Tensor, form: Mapping[str, Any], zeros: str | None) -> ExpertWeights:
     experts, n, k = like.shape
-    size = k if group_size == -1 else group_size
+    if "activations" in form:
+        levels = torch.empty(like.shape, dtype=getattr(torch, form["activations"]), device="meta")
+        return ScaledExperts(levels, torch.empty((experts, n, 1), dtype=torch.float32, device="meta"))
+    size = k if form["group_size"] == -1 else form["group_size"]
     parts = (experts, groups(k, size), n)
-    qweight = torch.empty((experts, words(k, BITS), n), dtype=torch.int32, device="meta")
+    qweight = torch.empty((experts, words(k, EXPERT_BITS), n), dtype=torch.int32, device="meta")
     scales = torch.empty(parts, dtype=like.dtype, device="meta")
-    kinds = {"none": None, "integer": like.dtype, "float": torch.float32}
-    dtype = kinds[zeros]
+    dtype = {"integer": like.dtype, "float": torch.float32}.get(zeros or "none")
     points = None if dtype is None else torch.empty(parts, dtype=dtype, device="meta")
-    return PackedExperts(qweight, scales, points, BITS, size, (n, k))
+    return PackedExperts(qweight, scales, points, EXPERT_BITS, size, (n, k))

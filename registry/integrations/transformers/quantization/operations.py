@@ -12,8 +12,9 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 
 from ....errors import InvalidArgumentError, RegistryError
 from ....nn import ActOrderLinear, PackedA8Linear, PackedLinear, ScaledLinear
+from ....nn.scaled_experts import ExpertWeights
 from ....nn.scaled_linear import rounded_rows
-from ....packed import SCALE_DTYPES, PackedExperts, PackedWeight, quantize
+from ....packed import SCALE_DTYPES, PackedWeight, quantize
 from .checkpoints import LayerFormat
 from .dense import DenseLayer, matrix, shape_of
 from .experts import DOWN, GATE_UP, put_experts, rounded
@@ -45,7 +46,7 @@ class LayerOperation(ConversionOps):  # type: ignore[misc, unused-ignore]
         except RegistryError as fault:
             self.record.faults[layer] = InvalidArgumentError(f"{layer}: {fault.message}", hint=fault.hint)
 
-    def hold(self, model: Any, name: str, packed: PackedExperts) -> None:
+    def hold(self, model: Any, name: str, packed: ExpertWeights) -> None:
         """Keep the packed weight ``name`` of a layer's experts, and replace them when both of the layer are there."""
         layer, held = name.rpartition(".")[0], self.record.experts
         held[name] = packed
@@ -77,8 +78,8 @@ class PackWeights(LayerOperation):
         config, layer = self.record.config, name.removesuffix(".weight")
         dense = model.get_submodule(layer)
         weight = matrix(dense, weight)
-        if config.activations is not None and config.bits == 8:
-            put_packed(model, layer, ScaledLinear(*rounded_rows(weight, config.activations)))
+        if config.rounded_to is not None:
+            put_packed(model, layer, ScaledLinear(*rounded_rows(weight, config.rounded_to)))
             return
         size = group_size_for(config, weight.shape[1])
         packed = quantize(weight, config.bits, size, config.symmetric, config.codebook)

@@ -14,14 +14,13 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from ....errors import InvalidArgumentError, RegistryError
-from ....nn import PackedLinear
+from ....nn import PackedLinear, ScaledExpertsMlp, ScaledLinear
 from ....problem import dtype_name
 from .checkpoints import METHOD, PackedForm, TensorFiles
-from .config import RegistryConfig
+from .config import EXPERT_BITS, OTHER_EXPERTS, RegistryConfig
 from .dense import linear_layers
 from .expert_reading import read_experts
 from .experts import (
-    BITS,
     DOWN,
     GATE_UP,
     expert_modules,
@@ -116,16 +115,16 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
             self.record.to_pack = frozenset(f"{name}.weight" for name in layers)
             self.record.expert_parameters = frozenset(parameters)
             for name, form in config.experts.items():
-                put_empty_experts(model, name, form["group_size"], form["zeros"])
+                put_empty_experts(model, name, form)
             return
         readers = weight_readers(model)
         read = [name for name in layers if name in readers]
         _tell_of("the code around reads the weight", read)
         packed = [f"{name}.weight" for name in layers if name not in readers]
-        if config.bits == BITS and config.codebook is None:
+        if config.packs_experts:
             packed += parameters
         else:
-            _tell_of("experts are in 4 bits without a codebook", experts)
+            _tell_of(OTHER_EXPERTS, experts)
         self.record.to_pack = frozenset(packed)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
@@ -153,11 +152,15 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         plain = {name: layer for name, layer in layers.items() if isinstance(layer, PackedLinear)}
         forms = {name: form_of(layer) for name, layer in plain.items()}
         config.symmetric = all(layer.zeros is None for layer in plain.values())
-        most = PackedForm.most_common(forms.values() or [PackedForm(8 if layers else BITS, config.group_size)])
+        # the dtypes of ScaledLinear and of experts alike
+        scaled = [dtype_name(layer.levels.dtype) for layer in layers.values() if isinstance(layer, ScaledLinear)]
+        scaled += [each.down.dtype for each in experts.values() if isinstance(each, ScaledExpertsMlp)]
+        bits = 8 if scaled else EXPERT_BITS
+        most = PackedForm.most_common(forms.values() or [PackedForm(bits, config.group_size)])
         config.bits, config.group_size, config.codebook = most.bits, most.group_size, most.codebook
         config.activations = most.activations
-        if not plain and layers:
-            config.activations = dtype_name(next(iter(layers.values())).levels.dtype)
+        if not plain and scaled:
+            config.activations = scaled[0]
         config.modules = {name: form.settings() for name, form in forms.items() if form != most}
         config.source = None
         # the loader's sets and the files are not needed any longer; sizes are still asked for

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ....errors import RegistryError
-from ....packed import PackedExperts
+from ....nn.scaled_experts import ExpertWeights
 from .checkpoints import LayerFormat, TensorFiles
 from .config import RegistryConfig
 
@@ -20,7 +20,7 @@ class LoadingRecord:
     files    the checkpoint's tensors, if their names are known
     missing  the loader's own set of names that no tensor was found for: complete when all files are read
     dtype    the model's
-    expert_parameters  names of the weights of experts that PackedExpertsMlp computes
+    expert_parameters  names of the weights of experts that packed ones compute
     experts  packed weights of experts by their names, until both of a module are there
     faults   why layers could not be packed, by their names
     """
@@ -32,7 +32,7 @@ class LoadingRecord:
     missing: set[str] = field(default_factory=set)
     dtype: torch.dtype = torch.float32
     expert_parameters: frozenset[str] = frozenset()
-    experts: dict[str, PackedExperts] = field(default_factory=dict)
+    experts: dict[str, ExpertWeights] = field(default_factory=dict)
     faults: dict[str, RegistryError] = field(default_factory=dict)
 
     def note_missing(self, missing_keys: set[str] | None) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import registry
 from registry import InvalidArgumentError
-from registry.nn import PackedExpertsMlp
+from registry.nn import PackedExpertsMlp, ScaledExpertsMlp
 
 from .checkpoints_written import IDS, awq_layer, compressed_layer, drawn, gptq_layer
 
@@ -71,6 +71,30 @@ def test_experts_are_packed_each_as_by_quantize_and_come_back(plain: Path, tmp_p
     assert (logits(dense) - found).square().mean().sqrt() < 0.05 * found.square().mean().sqrt()
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", pytest.param("int8", marks=pytest.mark.thorough)])
+def test_experts_of_8_bits_are_rounded_by_rows_and_come_back(plain: Path, tmp_path: Path, dtype: str) -> None:
+    config = RegistryConfig(bits=8, activations=dtype)
+    model = AutoModelForCausalLM.from_pretrained(plain, quantization_config=config)
+    experts = model.model.layers[0].mlp.experts
+    assert isinstance(experts, ScaledExpertsMlp)
+    original = mixtral().model.layers[0].mlp.experts
+    levels, scales = registry.call("quantize_per_token", original.down_proj.detach(), dtype)
+    assert torch.equal(experts.down_levels.view(torch.uint8), levels.view(torch.uint8))
+    assert torch.equal(experts.down_scales, scales)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    state, loaded = model.state_dict(), again.state_dict()
+    assert state.keys() == loaded.keys()
+    assert all(state[name].dtype == loaded[name].dtype for name in state)
+    assert all(torch.equal(state[name].float(), loaded[name].float()) for name in state)
+    found = logits(model)
+    assert torch.equal(logits(again), found)
+    dense = again.dequantize()
+    assert dense.state_dict().keys() == mixtral().state_dict().keys()
+    assert dense.model.layers[0].mlp.experts.down_proj.dtype == torch.bfloat16
+    assert (logits(dense) - found).square().mean().sqrt() < 0.1 * found.square().mean().sqrt()
+
+
 def one_by_one(folder: Path, layer: Any, settings: dict[str, Any]) -> dict[str, torch.Tensor]:
     """A Mixtral in float16 whose experts alone are packed by ``layer(q, zeros, scales, g_idx)``; its dense tensors."""
     model = mixtral().to(torch.float16)
@@ -123,6 +147,47 @@ def test_experts_that_a_checkpoint_has_one_by_one_are_loaded_exactly(tmp_path: P
     plain = mixtral().half()
     plain.load_state_dict(dense)
     assert (logits(plain) - found).square().mean().sqrt() < 0.02 * found.square().mean().sqrt()
+
+
+def rounded_one_by_one(folder: Path, dtype: str, activations: bool = True) -> None:
+    """A Mixtral whose experts alone are in 8 bits, with a scale for each row, as llm-compressor writes them."""
+    mixtral().save_pretrained(folder)
+    state = load_file(folder / "model.safetensors")
+    for name in [name for name in state if ".experts." in name]:
+        state[name], state[f"{name}_scale"] = registry.call("quantize_per_token", state[name], dtype)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    each = {"num_bits": 8, "type": "float" if dtype == "float8_e4m3fn" else "int", "symmetric": True}
+    group: dict[str, Any] = {"targets": ["Linear"], "weights": {**each, "strategy": "channel"}}
+    if activations:
+        group["input_activations"] = {**each, "strategy": "token", "dynamic": True}
+    config, kind = json.loads((folder / "config.json").read_text()), each["type"]
+    settings = {
+        "quant_method": "compressed-tensors",
+        "format": f"{kind}-quantized",
+        "config_groups": {"group_0": group},
+    }
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", pytest.param("int8", marks=pytest.mark.thorough)])
+def test_experts_of_8_bits_that_a_checkpoint_has_one_by_one_are_loaded_exactly(tmp_path: Path, dtype: str) -> None:
+    rounded_one_by_one(tmp_path / "first", dtype)
+    model = load(tmp_path / "first")
+    experts, original = model.model.layers[0].mlp.experts, mixtral().model.layers[0].mlp.experts
+    assert isinstance(experts, ScaledExpertsMlp)
+    for found, weights in ((experts.gate_up, original.gate_up_proj), (experts.down, original.down_proj)):
+        levels, scales = registry.call("quantize_per_token", weights.detach(), dtype)
+        assert torch.equal(found.levels.view(torch.uint8), levels.view(torch.uint8))
+        assert torch.equal(found.scales, scales)
+    model.save_pretrained(tmp_path / "saved")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert torch.equal(logits(again), logits(model))
+
+
+def test_experts_of_8_bits_beside_whole_activations_are_refused(tmp_path: Path) -> None:
+    rounded_one_by_one(tmp_path, "int8", activations=False)
+    with pytest.raises(InvalidArgumentError, match=r"packed experts of 8 bits\n  expected 4, or 8 beside activations"):
+        load(tmp_path)
 
 
 def test_experts_of_which_a_tensor_is_missing_are_refused(tmp_path: Path) -> None:
