@@ -22,7 +22,7 @@ _SMALL_BYTES = 64 << 20
 
 
 def posed_by_inputs(op: Op, problem: Problem) -> Problem:
-    """``problem`` with the traits of the inputs that ``op.inputs`` makes for it.
+    """``problem`` as the inputs that ``op.inputs`` makes for it pose it: with traits, dimensions in the op's order.
 
     Raises InvalidArgumentError if these inputs pose a problem of other dimensions, or none. If no inputs can be made,
     ``problem`` is returned unchanged; the fault is raised later, where the inputs are needed.
@@ -37,7 +37,7 @@ def posed_by_inputs(op: Op, problem: Problem) -> Problem:
             f"{problem}: its inputs pose {posed}",
             hint="inputs() and problem() of the op must agree: check_op tells where",
         )
-    return Problem(op.name, problem.dims, posed.traits)
+    return Problem(op.name, posed.dims, posed.traits)
 
 
 def arguments_of(op: Op, problem: Problem) -> Arguments:

@@ -28,6 +28,14 @@ def test_specs_are_those_of_the_inputs(name: str) -> None:
         assert arguments_of(op, problem) == made
 
 
+def test_dimensions_are_in_the_ops_order_whoever_asked_first() -> None:
+    for names in (("dtype", "cols", "rows"), ("rows", "cols", "dtype")):
+        dims = {"rows": 77, "cols": 19, "dtype": "float32"}
+        assert str(OPS["softmax"].problem_of({name: dims[name] for name in names})) == (
+            "softmax(rows=77, cols=19, dtype=float32)"
+        )
+
+
 def test_a_terabyte_is_planned_without_memory_for_it() -> None:
     problem = OPS["square"].problem_of({"n": 2**40, "dtype": "bfloat16"})
     assert arguments_of(OPS["square"], problem).tensor("x").nbytes == 2**41
