@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -54,6 +54,14 @@ def version_of(tensor: torch.Tensor) -> int:
 
     comptime(_note_version)
     return _noted()
+
+
+def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """``version_of`` each tensor, outside of a trace of torch.compile."""
+    try:
+        return tuple([tensor._version for tensor in tensors])
+    except RuntimeError:  # some are of inference mode
+        return tuple(map(version_of, tensors))
 
 
 def traced_operations() -> int:

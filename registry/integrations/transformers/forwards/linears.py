@@ -16,7 +16,7 @@ from ....errors import RegistryError
 from ....nn import PackedLinear
 from ....nn.packed_linear import product_op
 from ....packed import PackedWeight
-from ....tracing import constant_while_tracing, trace_number, version_of
+from ....tracing import constant_while_tracing, trace_number, version_of, versions_of
 from ..swapping import Swapped, has_hooks
 
 AnyLinear = torch.nn.Linear | PackedLinear
@@ -188,8 +188,9 @@ class LinearGroup:
     def product(self, x: torch.Tensor) -> torch.Tensor | None:
         """The outputs of all layers, one after another in the last dimension; None if they are not one product now."""
         facts = _facts_of(self)
-        if facts is None:
-            return None
+        return None if facts is None else self._product(x, facts)
+
+    def _product(self, x: torch.Tensor, facts: JointFacts) -> torch.Tensor | None:
         weight, bias = _joint(self, facts)
         if weight is None or x.dtype is not weight.dtype:
             return None
@@ -220,7 +221,8 @@ class LinearGroup:
         if waiting is not None and waiting.place == place and waiting.x is x and waiting.state == state:
             parts = waiting.parts
         else:
-            facts, y = _facts_of(self), self.product(x)
+            facts = _facts_of(self)
+            y = None if facts is None else self._product(x, facts)
             if facts is None or y is None:
                 return None
             parts = y.split(list(facts.sizes), -1)
@@ -271,7 +273,7 @@ class LinearGroup:
             self.join()
         if self._weight is None or not _has_its_parts(self):
             return False
-        return all(part.data_ptr() == begin for part, begin in zip(self._parts, self._begins, strict=True))
+        return [part.data_ptr() for part in self._parts] == self._begins
 
 
 class _Joined(torch.autograd.Function):
@@ -341,7 +343,7 @@ def _state(group: LinearGroup, x: torch.Tensor) -> Hashable:
     """
     if is_dynamo_compiling():
         return torch.is_grad_enabled(), version_of(x), trace_number()
-    return torch.is_grad_enabled(), *map(version_of, (x, *_parts_now(group)))
+    return torch.is_grad_enabled(), versions_of((x, *_parts_now(group)))
 
 
 _GROUPS: WeakValueDictionary[int, LinearGroup] = WeakValueDictionary()
@@ -370,7 +372,7 @@ def _held(layer: AnyLinear) -> tuple[torch.Tensor | None, ...]:
     """All tensors of a layer that a group joins, the bias last."""
     if isinstance(layer, PackedLinear):
         buffers = layer._buffers
-        return buffers["qweight"], buffers["scales"], buffers["zeros"], layer.bias
+        return buffers["qweight"], buffers["scales"], buffers["zeros"], layer._parameters["bias"]
     return layer.weight, layer.bias
 
 
