@@ -17,7 +17,7 @@ from ..transformers.forwards.norms import EPS_NAMES
 from ..transformers.forwards.rotary import rotated_by_table
 from ..transformers.swapping import as_layer
 from .angles import tables_for
-from .proved_forms import gelu_approximation, norm_offset, rotates_halves
+from .proved_forms import GATES, gates_norm, gelu_approximation, norm_offset, rotates_halves
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
@@ -33,16 +33,33 @@ class RmsNormLayer(torch.nn.Module):
 
     @as_layer
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        weight: Any = getattr(self, "weight", None)
-        eps = _eps_of(self)
-        offset = None
-        if eps is not None and type(weight) in _PLAIN and weight.dtype is hidden_states.dtype and weight.dim() == 1:
-            offset = norm_offset(type(self), *eps, len(weight))
+        weight, eps_name = _weight_and_eps(self, hidden_states)
+        offset = norm_offset(type(self), eps_name, len(weight)) if eps_name else None
         y: torch.Tensor
-        if eps is None or offset is None:
+        if offset is None:
             y = type(self).forward(self, hidden_states)
         else:
-            y = call("rms_norm", hidden_states, weight.float() + offset if offset else weight, eps=eps[1])
+            shifted = weight.float() + offset if offset else weight
+            y = call("rms_norm", hidden_states, shifted, eps=getattr(self, eps_name))
+        return y
+
+
+class RmsNormGatedLayer(torch.nn.Module):
+    """``rms_norm`` times an activation of the gate in fp32, for classes that are marked RMSNormGated."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    @as_layer
+    def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+        weight, eps_name = _weight_and_eps(self, hidden_states)
+        activation = getattr(self, "activation", None)
+        y: torch.Tensor
+        if gate is None or not eps_name or not gates_norm(type(self), eps_name, len(weight), activation):
+            y = type(self).forward(self, hidden_states, gate)
+        else:
+            normed = call("rms_norm", hidden_states, weight, eps=getattr(self, eps_name))
+            y = (normed * GATES[activation](gate.float())).to(hidden_states.dtype)
         return y
 
 
@@ -88,10 +105,11 @@ class RotaryLayer(torch.nn.Module):
         return y
 
 
-def _eps_of(module: torch.nn.Module) -> tuple[str, float] | None:
-    """Name and value of a norm's epsilon; None for a module without one."""
-    for name in EPS_NAMES:
-        eps = getattr(module, name, None)
-        if isinstance(eps, float):
-            return name, eps
-    return None
+def _weight_and_eps(module: torch.nn.Module, x: torch.Tensor) -> tuple[Any, str]:
+    """The weight of a norm and the name of its epsilon, "" where the op cannot compute rows like those of x."""
+    weight: Any = getattr(module, "weight", None)
+    if type(weight) in _PLAIN and weight.dtype is x.dtype and weight.dim() == 1:
+        for name in EPS_NAMES:
+            if isinstance(getattr(module, name, None), float):
+                return weight, name
+    return weight, ""

@@ -17,6 +17,7 @@ DEVICES = ("cpu", "cuda")
 _MARKS: Mapping[str, str] = {
     "RMSNorm": "RmsNormLayer",
     "RMSNormZeroCentered": "RmsNormLayer",
+    "RMSNormGated": "RmsNormGatedLayer",
     "GeLU": "GeluLayer",
     "GeluTanh": "GeluLayer",
     "NewGELU": "GeluLayer",

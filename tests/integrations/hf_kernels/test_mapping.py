@@ -20,7 +20,7 @@ NAME = "registry.integrations.hf_kernels"
 
 def test_each_mark_has_a_layer_on_each_device_that_kernels_loads() -> None:
     mapping = kernel_mapping()
-    assert {"RMSNorm", "RMSNormZeroCentered", "GeLU", "GeluTanh", "rotary_pos_emb"} <= mapping.keys()
+    assert {"RMSNorm", "RMSNormZeroCentered", "RMSNormGated", "GeLU", "GeluTanh", "rotary_pos_emb"} <= mapping.keys()
     assert all(repositories.keys() == {"cpu", "cuda"} for repositories in mapping.values())
     for repositories in mapping.values():
         layer = repositories["cpu"].load()

@@ -11,18 +11,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from ..transformers.op_counts import OpCounts
 from .marks import Marked, marked_sources, top_level
 
 if TYPE_CHECKING:  # see late_imports
     import kernels
     from kernels import Mode, kernelize, use_kernel_mapping
+    from transformers import activations
 
     from registry.integrations.hf_kernels import kernel_mapping
-    from registry.integrations.hf_kernels.proved_forms import norm_offset, rotates_halves
+    from registry.integrations.hf_kernels.proved_forms import gates_norm, norm_offset, rotates_halves
 
 pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 NORMS = ("RMSNorm", "RMSNormZeroCentered")
+ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+"""The largest error by dtype, relative to the largest result."""
 
 
 def computed(module: torch.nn.Module, *given: Any) -> tuple[Any, Any]:
@@ -39,18 +43,17 @@ def check_norm(norm: Any, dtype: torch.dtype, name: str) -> None:
     x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
     module = norm(32).to(dtype)
     torch.nn.init.normal_(module.weight, generator=torch.Generator().manual_seed(1))
-    allowed = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
     # of another dtype than the weight's, too
     for given in (x.to(dtype), x):
         expected, found = computed(module, given)
         assert found.dtype is expected.dtype, name
-        assert (found - expected).abs().max() <= allowed * expected.abs().max(), name
+        assert (found - expected).abs().max() <= ALLOWED[dtype] * expected.abs().max(), name
 
 
 def executed(one: Marked) -> Any:
     """A class or function of a file of transformers, marked, made of its source and of what that calls."""
     text = one.file.read_text(encoding="utf-8")
-    names: dict[str, Any] = {"torch": torch, "nn": torch.nn}
+    names: dict[str, Any] = {"torch": torch, "nn": torch.nn, "ACT2FN": activations.ACT2FN}
     for called in ("rotate_half", "_apply_rotary_emb"):
         if f"{called}(" in one.source:
             exec("from __future__ import annotations\n" + top_level(text, f"def {called}"), names)
@@ -73,7 +76,34 @@ def test_every_marked_norm_computes_what_its_class_does(dtype: torch.dtype) -> N
         check_norm(norm, dtype, one.name)
         eps = "eps" if one.mark == "RMSNormZeroCentered" else "variance_epsilon"
         # and by the op
-        assert norm_offset(norm, eps, 1e-6, 32) == (1.0 if one.mark == "RMSNormZeroCentered" else 0.0), one.name
+        assert norm_offset(norm, eps, 32) == (1.0 if one.mark == "RMSNormZeroCentered" else 0.0), one.name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_marked_gated_norm_computes_what_its_class_does(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, gate = torch.randn(2, 2, 3, 32, generator=generator).to(dtype)
+    for one in distinct("RMSNormGated"):
+        module = executed(one)(32).to(dtype)
+        torch.nn.init.normal_(module.weight, generator=generator)
+        for activation in (module.activation, "relu"):
+            module.activation = activation
+            expected, found = computed(module, x, gate)
+            assert found.dtype is expected.dtype, one.name
+            assert (found - expected).abs().max() <= ALLOWED[dtype] * expected.abs().max(), one.name
+            by_op = gates_norm(type(module), "variance_epsilon", 32, activation)
+            assert by_op is (activation != "relu"), one.name
+
+
+def test_a_program_of_sizes_and_an_epsilon_that_change_calls_the_op() -> None:
+    """With dynamic=True torch.compile knows the epsilon as a symbol."""
+    one = executed(next(iter(distinct("RMSNormGated"))))(32, eps=0.01)
+    x, counts = torch.randn(2, 5, 32), OpCounts()
+    expected, _ = computed(one, x, x)
+    torch._dynamo.reset()
+    found = torch.compile(one, backend=counts, fullgraph=True, dynamic=True)(x, x)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert counts.graphs == [{"rms_norm": 1}]
 
 
 def test_most_marked_norms_are_one_text() -> None:
@@ -118,7 +148,6 @@ def test_angles_that_change_in_place_are_read_again() -> None:
 def test_gelus_compute_what_their_classes_do(arguments: dict[str, bool]) -> None:
     x = torch.linspace(-5, 5, 64).view(2, 32)
     for one in marked_sources("GeLU", "GeluTanh", "NewGELU", "FastGELU"):
-        activations = importlib.import_module("transformers.activations")
         kind = kernels.use_kernel_forward_from_hub(one.mark)(type(one.name, (getattr(activations, one.name),), {}))
         module = kind()
         if arguments and hasattr(module, "act"):
