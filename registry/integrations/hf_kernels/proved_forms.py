@@ -126,7 +126,8 @@ def _drawn(*shape: int) -> torch.Tensor:
 
 def _shell(kind: Any, attributes: Mapping[str, object]) -> Any:
     """A module of a class that has these attributes alone: a forward that reads something else raises."""
-    shell: Any = kind.__new__(kind)
+    # past a class's own way to make modules, as FSDP's has one
+    shell: Any = object.__new__(kind)
     torch.nn.Module.__init__(shell)
     for name, value in attributes.items():
         setattr(shell, name, value)

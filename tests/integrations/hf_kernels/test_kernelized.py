@@ -87,6 +87,7 @@ def test_one_program_of_torch_compile_calls_the_norms(family: str, monkeypatch: 
     assert [graph["rms_norm"] for graph in counts.graphs] == [0 if family == "gemma" else len(norms)]
 
 
+@pytest.mark.thorough
 def test_layers_in_training_and_compiled_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     model = marked(monkeypatch, "llama")
     norm, x = model.model.norm, torch.randn(3, 64, requires_grad=True)
