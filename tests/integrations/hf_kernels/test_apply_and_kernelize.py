@@ -82,6 +82,7 @@ def logits(model: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("ours", [False, True], ids=["no kernel", "ours"])
 @pytest.mark.parametrize("first", ["kernelize", "apply"])
+@pytest.mark.few(2)
 def test_what_kernelize_leaves_to_the_registry_runs_by_apply(
     first: str, ours: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
