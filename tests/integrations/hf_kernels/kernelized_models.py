@@ -40,7 +40,7 @@ def kernelized(model: Any, mode: str, mapping: Any = None) -> Any:
     for one in more:
         first |= one
     with kernels.use_kernel_mapping(kernel_mapping() if mapping is None else mapping, inherit_mapping=False):
-        return kernels.kernelize(model, mode=first, device="cpu")
+        return kernels.kernelize(model, mode=first, device=next(model.parameters()).device)
 
 
 def called(run: Callable[[], object], folder: Path) -> Counter[str]:
