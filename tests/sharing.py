@@ -26,6 +26,7 @@ TOGETHER = {
         "tests/benchmarks/test_models.py",
         "tests/benchmarks/test_training.py",
         "tests/benchmarks/test_untuned_step.py",
+        "tests/integrations/hf_kernels/",
         "tests/integrations/transformers/",
         "tests/test_docs.py",
         "tests/test_names_in_strings.py",

@@ -27,7 +27,7 @@ from .proofs import SPREAD, is_spread
 from .quantization.experts import expert_modules, packed_experts
 from .quantizing import GROUP_SIZE, format_of, lost_weights, packing_of, put, refuse_without_format
 from .report import ApplyReport
-from .swapping import Swapped, swap, swapped, unswap
+from .swapping import Swapped, other_forward, swap, swapped, unswap
 
 WeightFormat = Literal["int8", "int4", "int2", "int1", "nf4", "fp8", "w8a8", "w4a8"]
 
@@ -177,12 +177,15 @@ def _replace(module: torch.nn.Module, name: str, report: ApplyReport) -> None:
     if isinstance(module, Conv1D):
         report.leave("linear: Conv1D, whose weight is transposed, stays transformers' own unless it is packed", name)
     if type(module) is torch.nn.Linear:
-        if type(module.weight.data) is torch.Tensor:
+        told = other_forward(module) or _unlike_tensor(module.weight)
+        if not told:
             swap(module, LinearForward)
-            report.add("linear", name)
-        else:
-            told = SPREAD if is_spread(module.weight) else f"its weight is a {type(module.weight.data).__name__}"
-            report.leave(f"linear: {told}", name)
+        report.leave(f"linear: {told}", name) if told else report.add("linear", name)
+
+
+def _unlike_tensor(weight: torch.Tensor) -> str:
+    kind = type(weight.data)
+    return "" if kind is torch.Tensor else SPREAD if is_spread(weight) else f"its weight is a {kind.__name__}"
 
 
 def _replace_rotary(model: torch.nn.Module, report: ApplyReport) -> None:
@@ -207,7 +210,8 @@ def _leave_layer_norms(model: torch.nn.Module, report: ApplyReport) -> None:
 def _groups(module: torch.nn.Module) -> Iterator[tuple[list[AnyLinear], tuple[str, ...]]]:
     for names in _TOGETHER:
         layers = [getattr(module, name, None) for name in names]
-        found = [layer for layer in layers if type(layer) in {torch.nn.Linear, PackedLinear}]
+        known = [layer for layer in layers if type(layer) in {torch.nn.Linear, PackedLinear}]
+        found = [layer for layer in known if not other_forward(layer)]  # type: ignore[arg-type]
         if len(found) == len(names) and len({layer.in_features for layer in found}) == 1:  # type: ignore[union-attr]
             yield found, names  # type: ignore[misc]
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from types import MethodType
+from typing import Any, TypeVar
 
 import torch
 
+_Forward = TypeVar("_Forward", bound=Callable[..., Any])
+
 _OWN = "registry_"
 """How the names of attributes begin that a swapped module has in addition."""
+_LAYER = "registry_layer"
+"""The attribute of the forward of a layer of ours that Hugging Face's kernelize has put on modules, and its name in
+those that were swapped afterwards."""
 
 
 class Swapped(torch.nn.Module):
@@ -44,6 +50,7 @@ def swap(module: torch.nn.Module, forward: type[Swapped], constants: tuple[Any, 
     """
     if constants:
         attributes["constants"] = repr(constants)
+    _let_class_compute(module)
     for name, value in attributes.items():
         # past torch's own, which would register a module or a tensor
         object.__setattr__(module, _OWN + name, value)
@@ -53,8 +60,12 @@ def swap(module: torch.nn.Module, forward: type[Swapped], constants: tuple[Any, 
 def unswap(module: torch.nn.Module) -> None:
     """Give a swapped module its own class back."""
     assert isinstance(module, Swapped)
+    _let_class_compute(module)
     while isinstance(module, Swapped):
         module.__class__ = type(module).registry_class  # type: ignore[assignment]
+    layer = module.__dict__.get(_LAYER)
+    if layer is not None and "forward" not in module.__dict__:
+        module.forward = MethodType(layer, module)
     for name in [name for name in module.__dict__ if name.startswith(_OWN)]:
         del module.__dict__[name]
 
@@ -69,7 +80,37 @@ def swapped(model: torch.nn.Module) -> Iterator[tuple[str, Swapped]]:
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether a call of a module runs more than its class's forward: hooks, or a forward of its own."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks) or "forward" in module.__dict__
+    return any(hooks) or ("forward" in module.__dict__ and not _computes_as_class(module))
+
+
+def other_forward(module: torch.nn.Module) -> str:
+    """Why a module runs another forward than its class's, for a report; "" if it does not."""
+    if "forward" not in module.__dict__ or _computes_as_class(module):
+        return ""
+    forward = module.__dict__["forward"]
+    if hasattr(type(module), "kernel_layer_name") and isinstance(forward, MethodType):
+        return f"a kernel of {forward.__func__.__module__} computes it"
+    return "another program computes it"
+
+
+def as_layer(forward: _Forward) -> _Forward:
+    """Mark the forward of a layer for Hugging Face's kernelize: it computes what the class of its module does."""
+    forward.registry_layer = True  # type: ignore[attr-defined]
+    return forward
+
+
+def _computes_as_class(module: torch.nn.Module) -> bool:
+    """Whether the forward that an instance has is its class's, as kernelize leaves it, or that of a layer of ours."""
+    function = getattr(module.__dict__["forward"], "__func__", None)
+    return function is type(module).forward or hasattr(function, _LAYER)
+
+
+def _let_class_compute(module: torch.nn.Module) -> None:
+    """Take away a forward that computes what the module's class does; one of ours is noted, to be put back."""
+    if "forward" in module.__dict__ and _computes_as_class(module):
+        function = module.__dict__.pop("forward").__func__
+        if hasattr(function, _LAYER):
+            module.__dict__[_LAYER] = function
 
 
 @cache

@@ -198,6 +198,9 @@ def test_a_compiled_program_multiplies_by_weights_that_were_put_in_later(mode: s
 
 def test_a_model_in_a_file_computes_what_it_did() -> None:
     plain, applied = pair()
+    for module in (*plain.modules(), *applied.modules()):
+        # transformers' functions for Hugging Face's kernels, where it accepts the installed ones: no file holds them
+        vars(module).pop("_kernel_funcs", None)
     file = io.BytesIO()
     torch.save(applied, file)
     file.seek(0)

@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 from ....api import call
 from ....nn import PackedExpertsMlp, ScaledExpertsMlp
 from ....nn.expert_rows import ExpertRows
-from ..swapping import swap
+from ..swapping import other_forward, swap
 from .activations import ActivatedForward, activation_kind, gated, kind_now
 
 
@@ -78,6 +78,8 @@ def replace_experts(module: torch.nn.Module) -> str:
 
     Returns why not, "" if it is replaced.
     """
+    if told := other_forward(module):
+        return told
     activation = getattr(module, "act_fn", None)
     kind = activation_kind(activation)
     if kind is None:

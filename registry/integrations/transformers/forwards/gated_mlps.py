@@ -8,7 +8,7 @@ import torch
 
 from ....nn import PackedLinear
 from ..proofs import disagreement
-from ..swapping import has_hooks, swap, unswap
+from ..swapping import has_hooks, other_forward, swap, unswap
 from .activations import ActivatedForward, activation_kind, kind_now
 from .gated_gradients import down_of_gated
 from .linears import AnyLinear, LinearGroup
@@ -64,7 +64,7 @@ def gate_and_up(module: torch.nn.Module) -> tuple[AnyLinear, AnyLinear] | None:
     gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
     if not isinstance(gate, AnyLinear) or not isinstance(up, AnyLinear) or not isinstance(down, torch.nn.Module):
         return None
-    if not {type(gate), type(up)} <= {torch.nn.Linear, PackedLinear}:
+    if not {type(gate), type(up)} <= {torch.nn.Linear, PackedLinear} or other_forward(gate) or other_forward(up):
         return None
     return (gate, up) if (gate.in_features, gate.out_features) == (up.in_features, up.out_features) else None
 
@@ -79,6 +79,10 @@ def replace_gated(module: torch.nn.Module, group: LinearGroup | None) -> str | N
         return None
     functions = [(name, getattr(module, name)) for name in _ACTIVATIONS if getattr(module, name, None) is not None]
     name, activation = next(iter(functions), ("", None))
+    if told := other_forward(module):
+        return told
+    if isinstance(activation, torch.nn.Module) and (told := other_forward(activation)):
+        return f"its activation function: {told}"
     kind = activation_kind(activation)
     if kind is None:
         return "its activation function is neither silu nor gelu"

@@ -10,11 +10,12 @@ from torch.compiler import is_dynamo_compiling
 from ....api import call
 from ....tracing import constants_of
 from ..proofs import disagreement
-from ..swapping import Swapped, swap
+from ..swapping import Swapped, other_forward, swap
 from .norms_ahead import AHEAD
 
-_EPS = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_epsilon")
-_OFFSETS = (0.0, 1.0)
+EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_epsilon")
+"""Names under which norms keep their epsilon."""
+OFFSETS = (0.0, 1.0)
 """What a norm adds to its weight: 1 in Gemma's form."""
 
 
@@ -75,18 +76,24 @@ def replace_norm(module: torch.nn.Module) -> str | None:
             return "a layer norm with a forward of its own"
         if len(module.normalized_shape) != 1:
             return "a layer norm over several dimensions"
-        swap(module, LayerNormForward)
-        return ""
+        told = other_forward(module)
+        if not told:
+            swap(module, LayerNormForward)
+        return told
     weight = _only_weight(module)
-    eps = next((float(getattr(module, name)) for name in _EPS if isinstance(getattr(module, name, None), float)), None)
+    eps = next(
+        (float(getattr(module, name)) for name in EPS_NAMES if isinstance(getattr(module, name, None), float)), None
+    )
     if weight is None or eps is None:
         return None
     told = ""
-    for offset in _OFFSETS:
-        told = disagreement(module.forward, lambda x, by=offset: _normed(x, weight, eps, by), len(weight), weight)  # type: ignore[misc]
+    for offset in OFFSETS:
+        told = disagreement(module.forward, lambda x, by=offset: normed(x, weight, eps, by), len(weight), weight)  # type: ignore[misc]
         if not told:
-            swap(module, RmsNormForward, (eps, offset), shifted=None)
-            return ""
+            told = other_forward(module)
+            if not told:
+                swap(module, RmsNormForward, (eps, offset), shifted=None)
+            break
     return told
 
 
@@ -97,7 +104,8 @@ def _only_weight(module: torch.nn.Module) -> torch.Tensor | None:
     return weight if alone and weight is not None and weight.dim() == 1 else None
 
 
-def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+def normed(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+    """``x`` over its root mean square, times the weight plus the offset, by torch's operations in fp32 or wider."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (scaled * (weight.to(wide.dtype) + offset)).to(x.dtype)

@@ -21,7 +21,7 @@ from torch.compiler import is_dynamo_compiling
 from ....api import call
 from ....dispatch.torch_side.states import differentiating_otherwise
 from ..proofs import disagreement
-from ..swapping import Swapped, swap, unswap
+from ..swapping import Swapped, other_forward, swap, unswap
 from .cache_appends import APPENDS, QkRotation
 
 FUNCTION = "apply_rotary_pos_emb"
@@ -51,7 +51,7 @@ class RotaryForward(Swapped):
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = super().forward(x, *args, **kwargs)
         if not is_dynamo_compiling():
-            setattr(cos, _TABLE, _tables(cos, sin, x.shape[0]))
+            setattr(cos, _TABLE, tables_of(cos, sin, x.shape[0]))
         if APPENDS.tables is not None and APPENDS.active:
             half = cos.shape[-1] // 2
             table = torch.cat((cos[..., :half], sin[..., :half]), -1)
@@ -75,6 +75,8 @@ def replace_rotary(module: torch.nn.Module, like: torch.Tensor) -> str | None:
         return f"its file has several rotations: {', '.join(others)}"
     rotation = own if hasattr(own, "registry_own") else _by_table(own)
     plain: QkRotation = getattr(own, "registry_own", own)
+    if isinstance(plain, torch.nn.Module) and (told := other_forward(plain)):
+        return told
     swap(module, RotaryForward)
     for layer_type in getattr(module, "layer_types", (None,)):
         given = {} if layer_type is None else {"layer_type": layer_type}
@@ -118,28 +120,37 @@ def _rotated(module: torch.nn.Module, function: QkRotation, given: dict[str, Any
 def _by_table(own: QkRotation) -> QkRotation:
     """The op where cosines carry its table, and ``own`` elsewhere. Queries and keys themselves are not changed."""
 
-    @functools.wraps(own)
+    @functools.wraps(own, updated=())
     def rotate(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if APPENDS.step is not None and not args and not kwargs:
+        if args or kwargs:
+            return own(q, k, cos, sin, *args, **kwargs)
+        if APPENDS.step is not None:
             return APPENDS.step.rotate(own, q, k, cos, sin)
         held: RotaryTables | None = None if is_dynamo_compiling() else getattr(cos, _TABLE, None)
-        if held is None or args or kwargs or not q.dtype is k.dtype is cos.dtype or q.shape[-1] != cos.shape[-1]:
-            return own(q, k, cos, sin, *args, **kwargs)
-        learnt = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
-        # another sin: somebody rotates otherwise, with the model's cosines
-        if sin is not held.sin or (learnt and (held.back is None or differentiating_otherwise())):
-            return own(q, k, cos, sin, *args, **kwargs)
-        query, key = q.transpose(1, 2), k.transpose(1, 2)
-        if learnt:
-            query, key = _Rotation.apply(query, key, held)
-        else:
-            query, key = _copies(query, key, held.positions, held.table)
-        return query.transpose(1, 2), key.transpose(1, 2)
+        return own(q, k, cos, sin) if held is None else rotated_by_table(own, q, k, cos, sin, held)
 
     rotate.registry_own = own  # type: ignore[attr-defined]
     return rotate
+
+
+def rotated_by_table(
+    own: QkRotation, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, held: RotaryTables
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys [batch, heads, seq, head_dim], rotated by the op; by ``own`` where it cannot compute them."""
+    if not q.dtype is k.dtype is cos.dtype or q.shape[-1] != cos.shape[-1]:
+        return own(q, k, cos, sin)
+    learnt = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
+    # another sin: somebody rotates otherwise, with the model's cosines
+    if sin is not held.sin or (learnt and (held.back is None or differentiating_otherwise())):
+        return own(q, k, cos, sin)
+    query, key = q.transpose(1, 2), k.transpose(1, 2)
+    if learnt:
+        query, key = _Rotation.apply(query, key, held)
+    else:
+        query, key = _copies(query, key, held.positions, held.table)
+    return query.transpose(1, 2), key.transpose(1, 2)
 
 
 class _Rotation(torch.autograd.Function):
@@ -165,7 +176,7 @@ def _copies(
     return query, key
 
 
-def _tables(cos: torch.Tensor, sin: torch.Tensor, batch: int) -> RotaryTables:
+def tables_of(cos: torch.Tensor, sin: torch.Tensor, batch: int) -> RotaryTables:
     """The tables of cosines and sines [1 or batch, seq, head_dim], with a row for each of their positions."""
     count, seq, width = cos.shape
     half = width // 2
