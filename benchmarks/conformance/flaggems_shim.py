@@ -102,6 +102,15 @@ def _embedding(
     return ours("embedding", indices, weight, padding_idx, **{name: value for name, value in more.items() if value})
 
 
+def _embedding_backward(
+    grad: torch.Tensor, indices: Any, rows: int, padding_idx: int, scale_grad_by_freq: bool, sparse: bool = False
+) -> Any:
+    more = {"scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse}
+    # of the weight the op reads the shape alone
+    given = grad, indices, grad.new_empty(rows, grad.shape[-1]), padding_idx if padding_idx >= 0 else None
+    return ours("embedding_backward", *given, **{name: value for name, value in more.items() if value})
+
+
 REPLACED: Mapping[Any, Callable[..., Any]] = {
     torch.add: CALLS["add"],
     torch.mm: CALLS["mm"],
@@ -114,6 +123,8 @@ REPLACED: Mapping[Any, Callable[..., Any]] = {
     torch.nn.functional.silu: CALLS["nn.functional.silu"],
     torch.nn.functional.softmax: _softmax,
     torch.ops.aten._softmax_backward_data: CALLS["_softmax_backward_data"],
+    torch.ops.aten.embedding_backward: _embedding_backward,
+    torch.ops.aten.embedding_dense_backward: _embedding_backward,
     torch.ops.aten.gelu_backward: _gelu_backward,
     torch.ops.aten.linear_backward: _linear_backward,
     torch.ops.aten.silu_backward: _silu_backward,

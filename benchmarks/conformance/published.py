@@ -66,13 +66,16 @@ def run_files(
 
 
 def counts_by_file(noted: Noted, explained: Mapping[str, str] | None = None) -> dict[str, Counts]:
-    """The counts of each test file, by its name without ``test_``. ``explained``: as ``EXPLAINED``."""
+    """The counts of each test file, by its name without ``test_``.
+
+    explained  as ``EXPLAINED``, by ``file::test``, the file without ``test_``
+    """
     groups: dict[str, Counts] = {}
     for test, (outcome, reason) in noted.items():
         file, _, name = test.partition("::")
-        counts = groups.setdefault(Path(file).stem.removeprefix("test_"), Counts())
-        short = name.partition("[")[0]
-        why = (explained or {}).get(short, "")
+        stem, short = Path(file).stem.removeprefix("test_"), name.partition("[")[0]
+        counts = groups.setdefault(stem, Counts())
+        why = (explained or {}).get(f"{stem}::{short}", "")
         if outcome == "failed" and why:
             counts.add(Outcome.EXPLAINED, f"{short}: {why}")
         else:

@@ -178,7 +178,7 @@ def test_a_published_test_counts_by_what_it_called_and_how_it_ended(
     assert groups["broken"].outcomes == {Outcome.UNCLEAR: 1}
     counted = {Outcome.PASSED: 1, Outcome.CLEAR_ERROR: 1, Outcome.WRONG: 2, Outcome.NOT_RUN: 2}
     assert groups["squares"].outcomes == counted
-    told = counts_by_file({"test_a.py::test_b[3]": ("failed", "AssertionError")}, {"test_b": "it asks for less"})
+    told = counts_by_file({"test_a.py::test_b[3]": ("failed", "AssertionError")}, {"a::test_b": "it asks for less"})
     assert reasons_list(told["a"], Outcome.EXPLAINED) == ["- 1 x test_b: it asks for less"]
     assert reasons_list(groups["squares"], Outcome.CLEAR_ERROR)[0].startswith(
         "- 1 x test_refused: InvalidArgumentError"
