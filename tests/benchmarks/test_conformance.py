@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -164,8 +165,11 @@ def test_left_out():
 def test_a_published_test_counts_by_what_it_called_and_how_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    one_at_a_time = threading.Lock()
+
     def forked(words: Sequence[str], *, cwd: Path, env: Mapping[str, str], **_: object) -> fresh.Done:
-        return fresh.run(*words[1:], cwd=cwd, env=env)
+        with one_at_a_time:
+            return fresh.run(*words[1:], cwd=cwd, env=env)
 
     # a process that need not import torch
     monkeypatch.setattr(subprocess, "run", forked)
