@@ -78,7 +78,7 @@ def replace_rotary(module: torch.nn.Module, like: torch.Tensor) -> str | None:
     rotations = [(form, own if hasattr(own, "registry_own") else _by_table(own, form)) for form, own in known]
     swap(module, RotaryForward)
     for form, rotation in rotations:
-        told = _disproof(module, form, rotation, 6 * frequencies[0].numel(), like)
+        told = _disproof(module, rotation, 6 * frequencies[0].numel(), like)
         if told:
             unswap(module)
             return told
@@ -103,9 +103,7 @@ def restore_rotary(module: torch.nn.Module) -> None:
         setattr(file, form.function, getattr(rotation, "registry_own", rotation))
 
 
-def _disproof(
-    module: torch.nn.Module, form: RotaryForm, rotation: QkRotation, cols: int, like: torch.Tensor
-) -> str:
+def _disproof(module: torch.nn.Module, rotation: QkRotation, cols: int, like: torch.Tensor) -> str:
     """How a rotation differs from the function in whose place it is to be; "" if it does not."""
     plain: QkRotation = rotation.registry_own  # type: ignore[attr-defined]
     for layer_type in getattr(module, "layer_types", (None,)):

@@ -15,8 +15,8 @@ class RotaryForm(NamedTuple):
     """How a function rotates heads of queries and keys [batch, heads, seq, head_dim].
 
     ``function`` is its name; ``in_pairs``: the elements ``2 i`` and ``2 i + 1`` of what it gets are a pair, and else
-    ``i`` and ``i + head_dim / 2``; ``out_pairs``: so of what it returns; ``complex_angles``: its angles are one tensor of
-    complex numbers.
+    ``i`` and ``i + head_dim / 2``; ``out_pairs``: so of what it returns; ``complex_angles``: its angles are one tensor
+    of complex numbers.
     """
 
     function: str
