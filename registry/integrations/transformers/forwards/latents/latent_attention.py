@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .....contracts.checks import WIDE
 from .....dispatch.torch_side.states import differentiating_otherwise
 from .....tracing import constants_of
+from ...layer_proofs import shell_of
 from ...proofs import disagreement
 from ...report import ApplyReport
 from ...swapping import Swapped, swap
-from ..linears import LinearForward, is_bare
 from ..rotary import RotaryForward
-from .steps import LATENTS, LatentProbe, LatentSizes, LatentStep, Pair
+from .cache_rows import is_empty, join_rows, rows_of
+from .projections import LatentSizes, Pair, is_linear
+from .steps import LATENTS, LatentProbe, LatentStep
 
 _PART = "one token over cached latents by mla_decode"
 _CACHES = ("cache", "past_key_values")
@@ -29,29 +31,35 @@ _TOKENS = 2
 class LatentAttention(Swapped):
     """Attention whose ``expand_kv`` leaves latents to the attention function while the model is evaluated.
 
-    Its constants are the name of the attention function that knows of them, and ``LatentSizes``.
+    Its constants are the name of its parameter for the cache, that of the attention function that knows of latents, and
+    ``LatentSizes``.
     """
 
     config: Any
+    layer_idx: int
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        attention, sizes = constants_of(self.registry_constants)
+        name, attention, sizes = constants_of(self.registry_constants)
         transformed = not is_dynamo_compiling() and differentiating_otherwise()
         if self.training or transformed or self.config._attn_implementation != attention:
             return super().forward(*args, **kwargs)
-        before = LATENTS.step
-        LATENTS.step = LatentStep(self, LatentSizes(*sizes))
+        cache, before = kwargs.get(name), LATENTS.step
+        empty = not is_dynamo_compiling() and is_empty(cache, self.layer_idx)
+        LATENTS.step = LatentStep(self, LatentSizes(*sizes), rows_of(cache, self.layer_idx))
         try:
-            return super().forward(*args, **kwargs)
+            found = super().forward(*args, **kwargs)
         finally:
             LATENTS.step = before
+        if empty:
+            join_rows(cache, self.layer_idx)
+        return found
 
     def expand_kv(self, latent: torch.Tensor, rotated: torch.Tensor) -> Pair:
         """The latents themselves for a step of this module, else keys and values of all heads."""
         step = LATENTS.step
         if isinstance(step, LatentStep) and step.module is self:
             return step.hold(latent, rotated)
-        expanded: Pair = super().expand_kv(latent, rotated)
+        expanded: Pair = super().expand_kv(latent, rotated)  # type: ignore[misc]
         return expanded
 
 
@@ -63,18 +71,8 @@ class _ProbedAttention(Swapped):
         return LATENTS.step.hold(latent, rotated)
 
 
-class _NoCache:
-    """In the place of a cache: new tokens are all there are."""
-
-    def update(self, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Pair:
-        return key, value
-
-    def get_seq_length(self, *_: Any) -> int:
-        return 0
-
-
 def replace_latents(model: torch.nn.Module, attention: str, report: ApplyReport) -> None:
-    """Replace attention modules that cache latents and expand them as ``LatentSizes.expanded`` does.
+    """Replace attention modules that cache latents, and expand them as ``LatentSizes.expanded`` does.
 
     ``attention`` is the name of the attention function that takes latents of a step.
     """
@@ -83,73 +81,81 @@ def replace_latents(model: torch.nn.Module, attention: str, report: ApplyReport)
         if isinstance(module, Swapped) or not callable(getattr(module, "expand_kv", None)):
             continue
         sizes = LatentSizes(*(getattr(module, width, 0) for width in _WIDTHS))
-        told = _unfit(module, sizes) or _disproof(module, sizes, rotary)
+        cache = next((one for one in _CACHES if one in inspect.signature(type(module).forward).parameters), "")
+        told = _unfit(module, sizes) or _disproof(module, sizes) or _otherwise(module, sizes, cache, rotary)
         if told:
             report.leave(f"{_PART}: {told}", name)
             continue
-        swap(module, LatentAttention, (attention, tuple(sizes)))
+        swap(module, LatentAttention, (cache, attention, tuple(sizes)))
         report.add(f"{_PART} ({_held(module, sizes)})", name)
+
+
+def _heads(module: Any, sizes: LatentSizes) -> int:
+    heads: int = module.kv_b_proj.out_features // (sizes.nope + sizes.value)
+    return heads
 
 
 def _held(module: Any, sizes: LatentSizes) -> str:
     """What a cache holds of a token, and what keys and values of all heads would be."""
-    heads = module.kv_b_proj.weight.shape[0] // (sizes.nope + sizes.value)
-    expanded = heads * (sizes.nope + sizes.rope + sizes.value)
-    return f"caches hold {sizes.kv_lora_rank + sizes.rope} numbers a token, which expanded are {expanded}"
+    expanded = _heads(module, sizes) * (sizes.nope + sizes.rope + sizes.value)
+    return f"caches hold {sizes.kv_lora_rank + sizes.rope} numbers a token, expanded {expanded}"
 
 
 def _unfit(module: Any, sizes: LatentSizes) -> str:
-    """Why latents cannot be proved or multiplied; "" if they can."""
+    """Why a module has no projection of latents that is known; "" if it has."""
     layer = getattr(module, "kv_b_proj", None)
-    if not isinstance(layer, LinearForward) or not is_bare(layer):
-        return f"its kv_b_proj is {'missing' if layer is None else f'a {_own_name(layer)}'}, not a plain dense layer"
-    if layer.bias is not None:
-        return "its kv_b_proj has a bias"
-    rows, cols = layer.weight.shape
-    if not all(isinstance(size, int) and size > 0 for size in sizes) or cols != sizes.kv_lora_rank:
+    if not is_linear(layer):
+        return f"its kv_b_proj is a {_own_name(layer)}, expected a linear layer without bias"
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
         return "it does not tell the widths of its latents"
-    return "" if rows % (sizes.nope + sizes.value) == 0 else "its kv_b_proj has parts of heads"
+    if layer.in_features != sizes.kv_lora_rank or layer.out_features % (sizes.nope + sizes.value):
+        return f"its kv_b_proj is {layer.out_features} by {layer.in_features}, and its latents have other widths"
+    return ""
 
 
-def _own_name(layer: torch.nn.Module) -> str:
+def _own_name(layer: object) -> str:
     own: Any = type(layer)
     while issubclass(own, Swapped):
         own = own.registry_class
     return str(own.__name__)
 
 
-def _disproof(module: Any, sizes: LatentSizes, rotary: Any) -> str:
-    """Why attention over latents would not be the module's own; "" if it would."""
-    weight = module.kv_b_proj.weight
+def _disproof(module: Any, sizes: LatentSizes) -> str:
+    """How a module expands otherwise, with a dense layer of random numbers in its layer's place; "" if it does not."""
+    rank, rows = sizes.kv_lora_rank, _heads(module, sizes) * (sizes.nope + sizes.value)
+    generator = torch.Generator().manual_seed(0)
+    layer = torch.nn.Linear(rank, rows, bias=False, device="meta")
+    drawn = torch.randn(rows, rank, device="cpu", dtype=torch.float32, generator=generator)
+    layer.weight = torch.nn.Parameter(drawn, requires_grad=False)
+    shell = shell_of(module, {"kv_b_proj": layer})
+
+    def split(x: torch.Tensor) -> Pair:
+        latent, rotated = x.unsqueeze(1).split((rank, sizes.rope), -1)
+        return latent, rotated
 
     def joined(pair: Pair) -> torch.Tensor:
         return torch.cat(pair, -1).transpose(1, 2).flatten(2)
 
-    def split(x: torch.Tensor) -> Pair:
-        latent, rotated = x.unsqueeze(1).split((sizes.kv_lora_rank, sizes.rope), -1)
-        return latent, rotated
-
-    told = disagreement(
-        lambda x: joined(module.expand_kv(*split(x))),
-        lambda x: joined(sizes.expanded(weight, *split(x))),
-        sizes.kv_lora_rank + sizes.rope,
-        weight,
+    return disagreement(
+        lambda x: joined(type(module).expand_kv(shell, *split(x))),
+        lambda x: joined(sizes.expanded(drawn, *split(x))),
+        rank + sizes.rope,
+        drawn,
     )
-    if told:
-        return told
-    return "" if _hands_on(module, sizes, rotary) else "it does not hand what it expands to its attention as it is"
 
 
-def _hands_on(module: Any, sizes: LatentSizes, rotary: Any) -> bool:
-    """Whether the module's own forward hands what ``expand_kv`` returns to its attention function as it is."""
-    parameters, weight = inspect.signature(type(module).forward).parameters, module.kv_b_proj.weight
-    positions = torch.arange(_TOKENS, device=weight.device)[None]
-    x = torch.zeros(1, _TOKENS, module.config.hidden_size, dtype=weight.dtype, device=weight.device)
-    given: dict[str, Any] = {"hidden_states": x, "attention_mask": None}
-    given |= {name: _NoCache() for name in _CACHES if name in parameters}
+def _otherwise(module: Any, sizes: LatentSizes, cache: str, rotary: Any) -> str:
+    """Why a run of the module's own forward does not hand latents from the cache to its attention; "" if it does."""
+    parameters = inspect.signature(type(module).forward).parameters
+    own = next((one for one in (*module.parameters(), *module.buffers()) if one.dtype in WIDE), None)
+    if not cache or own is None or own.is_meta:
+        return "its weights are not loaded" if cache else "it takes no cache"
+    positions = torch.arange(_TOKENS, device=own.device)[None]
+    x = torch.zeros(1, _TOKENS, module.config.hidden_size, dtype=own.dtype, device=own.device)
     probe, before = LatentProbe(sizes), LATENTS.step
-    own = type(module)
-    swap(module, _ProbedAttention)
+    given: dict[str, Any] = {"hidden_states": x, "attention_mask": None, cache: probe}
+    probed = shell_of(module, {})
+    swap(probed, _ProbedAttention)
     LATENTS.step = probe
     try:
         with torch.no_grad():
@@ -157,10 +163,9 @@ def _hands_on(module: Any, sizes: LatentSizes, rotary: Any) -> bool:
                 given["position_embeddings"] = rotary(x, positions)
             if "position_ids" in parameters:
                 given["position_ids"] = positions
-            own.forward(module, **given)
-    except Exception:  # a model's code may raise anything for arguments that it does not expect
-        return False
+            type(module).forward(probed, **given)
+    except Exception as fault:  # a model's code may raise anything for arguments that it does not expect
+        return f"its own forward raises {type(fault).__name__} without a mask"
     finally:
         LATENTS.step = before
-        module.__class__ = own
-    return probe.proves
+    return "" if probe.proves(module.layer_idx) else "it does not hand on to attention what it has cached as it is"

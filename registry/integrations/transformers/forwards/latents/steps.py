@@ -9,44 +9,21 @@ values into the output. Source: DeepSeek-AI, "DeepSeek-V2" (2024), 2.1.
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from .....api import call
 from .....dispatch.torch_side.states import gradient_needed
-from .masks import seen_latents
-from ..linears import is_bare
-
-Pair = tuple[torch.Tensor, torch.Tensor]
-
-
-class LatentSizes(NamedTuple):
-    """The widths of a latent, of the key's part that is not rotated and the one that is, and of a head's values."""
-
-    kv_lora_rank: int
-    nope: int
-    rope: int
-    value: int
-
-    def parts(self, weight: torch.Tensor) -> Pair:
-        """Views of kv_b_proj's weight: the projections of keys and values [heads, width, kv_lora_rank]."""
-        heads = weight.view(-1, self.nope + self.value, self.kv_lora_rank)
-        return heads[:, : self.nope], heads[:, self.nope :]
-
-    def expanded(self, weight: torch.Tensor, latent: torch.Tensor, rotated: torch.Tensor) -> Pair:
-        """Keys and values of all heads for latents [batch, 1, tokens, width], in the order that a step assumes."""
-        of_keys, of_values = self.parts(weight)
-        keys = latent @ of_keys.transpose(1, 2)
-        rotated = rotated.expand(-1, keys.shape[1], -1, -1)
-        return torch.cat((keys, rotated), -1), latent @ of_values.transpose(1, 2)
+from .masks import SeenLatents, seen_latents
+from .projections import LatentSizes, Pair, pays, projection
 
 
 class LatentStep:
     """One attention's latents, until its attention function is called."""
 
-    def __init__(self, module: Any, sizes: LatentSizes) -> None:
-        self.module, self._sizes = module, sizes
+    def __init__(self, module: Any, sizes: LatentSizes, cached: Any) -> None:
+        self.module, self._sizes, self._cached = module, sizes, cached
         self._held: Pair | None = None
 
     def hold(self, latent: torch.Tensor, rotated: torch.Tensor) -> Pair:
@@ -75,35 +52,51 @@ class LatentStep:
         assert self._held is not None
         latent, rotated = self._held
         layer = self.module.kv_b_proj
-        if query.shape[2] != 1 or latent.shape[1] != 1 or not is_bare(layer):
+        if query.shape[2] != 1 or latent.shape[1] != 1 or not pays(layer, latent.shape[0] * latent.shape[2]):
             return None
-        weight: torch.Tensor = layer.weight
-        given = (query, latent, rotated, weight)
+        given = query, latent, rotated
         alike = all(one.dtype is query.dtype and one.device == query.device for one in given)
         if not alike or gradient_needed(given) or torch.is_autocast_enabled(query.device.type):
             return None
-        seen = seen_latents(mask, latent)
-        if seen is None:
+        weight, seen = projection(layer, query), seen_latents(mask, latent)
+        if weight is None or seen is None:
             return None
-        of_keys, of_values = self._sizes.parts(weight)
-        nope = self._sizes.nope
-        absorbed = torch.bmm(query[:, :, 0, :nope].transpose(0, 1), of_keys).transpose(0, 1)
-        q = torch.cat((absorbed, query[:, :, 0, nope:]), -1)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        cache = torch.cat((latent, rotated), -1).squeeze(1)
-        if seen.table is not None:
-            cache = cache.view(-1, 1, cache.shape[-1])
-        out, _ = call("mla_decode", q, cache, seen.lengths, self._sizes.kv_lora_rank, scale, seen.table)
+        return self._attended(query.squeeze(2), self._rows(), seen, weight, scale)
+
+    def _rows(self) -> torch.Tensor:
+        """Latents with their rotated parts [batch, kv_len, width]: a cache's own memory, where it has them so."""
+        assert self._held is not None
+        rows = torch.cat(self._held, -1) if self._cached is None else self._cached.rows
+        return rows.squeeze(1)
+
+    def _attended(
+        self, query: torch.Tensor, cache: torch.Tensor, seen: SeenLatents, weight: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        of_keys, of_values = self._sizes.parts(weight)
+        nope, rank = self._sizes.nope, self._sizes.kv_lora_rank
+        absorbed = torch.bmm(query[..., :nope].transpose(0, 1), of_keys).transpose(0, 1)
+        q = torch.cat((absorbed, query[..., nope:]), -1)
+        pages = cache if seen.table is None else cache.reshape(-1, 1, cache.shape[-1])
+        out, _ = call("mla_decode", q, pages, seen.lengths, rank, scale, seen.table)
         return torch.bmm(out.transpose(0, 1), of_values.transpose(1, 2)).transpose(0, 1).unsqueeze(1)
 
 
 class LatentProbe:
-    """In the place of a step: it notes whether attention gets what stands for keys and values as it is."""
+    """In the place of a step and of a cache: it notes what these and attention get, and returns latents as they are."""
 
     def __init__(self, sizes: LatentSizes) -> None:
         self._sizes = sizes
+        self.updated: list[tuple[Any, ...]] = []
         self.held: list[Pair] = []
         self.attended: list[tuple[torch.Tensor, ...]] = []
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Pair:
+        self.updated.append((key, value, args[0] if args else kwargs.get("layer_idx")))
+        return key, value
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0
 
     def hold(self, latent: torch.Tensor, rotated: torch.Tensor) -> Pair:
         self.held.append((latent, rotated))
@@ -114,15 +107,15 @@ class LatentProbe:
         batch, heads, q_len, _ = query.shape
         return query.new_zeros(batch, q_len, heads, self._sizes.value)
 
-    @property
-    def proves(self) -> bool:
-        """Whether latents of one head were handed on, once, with queries as wide as expanded keys."""
-        if not len(self.held) == len(self.attended) == 1:
+    def proves(self, index: int) -> bool:
+        """Whether what the cache's layer ``index`` returned was handed on to attention, with fitting queries."""
+        if not len(self.updated) == len(self.held) == len(self.attended) == 1:
             return False
-        (latent, rotated), (query, key, value) = self.held[0], self.attended[0]
-        widths = query.shape[-1], latent.shape[-1], rotated.shape[-1]
+        (key, value, layer), held, (query, *attended) = self.updated[0], self.held[0], self.attended[0]
+        widths = query.shape[-1], key.shape[-1], value.shape[-1]
         expected = self._sizes.nope + self._sizes.rope, self._sizes.kv_lora_rank, self._sizes.rope
-        return key is latent and value is rotated and widths == expected and latent.shape[1] == rotated.shape[1] == 1
+        same = held[0] is attended[0] is key and held[1] is attended[1] is value
+        return same and layer == index and widths == expected and key.shape[1] == value.shape[1] == 1
 
 
 class LatentSteps(threading.local):
