@@ -22,7 +22,7 @@ from ...errors import RegistryError
 from ...tracing import refuse
 from .forwards.cache_appends import APPENDS, AppendProbe
 from .forwards.full_lengths import full_lengths
-from .forwards.latents.steps import LATENTS, LatentProbe
+from .forwards.latents.steps import LATENTS
 
 NAME = "registry"
 
@@ -57,14 +57,11 @@ def registry_attention(  # noqa: PLR0913
             return query.transpose(1, 2), None
     unknown = any(others.get(name) is not None for name in _UNKNOWN)
     if LATENTS.step is not None:
-        if isinstance(LATENTS.step, LatentProbe):
-            return LATENTS.step.attend(query, key, value), None
-        if LATENTS.step.holds(key, value):
-            usual = not (dropout or unknown or softcap or sliding_window) and _is_causal(module, is_causal)
-            found = LATENTS.step.attend(query, attention_mask, scaling) if usual else None
-            if found is not None:
-                return found, None
-            key, value = LATENTS.step.expanded()
+        usual = not (dropout or unknown or softcap or sliding_window) and _is_causal(module, is_causal)
+        found = LATENTS.step.attend(query, key, value, attention_mask, scaling if usual else None)
+        if found is not None:
+            return found, None
+        key, value = LATENTS.step.expanded(key, value)
     if dropout or key.shape[-1] != value.shape[-1] or unknown:
         return _by_transformers(
             module, query, key, value, attention_mask, scaling, dropout, is_causal, softcap, sliding_window, others
@@ -84,15 +81,14 @@ def registry_attention(  # noqa: PLR0913
         # attention_decode has no gradient
         mask = _seen(attention_mask, query, key, sliding_window)
         out, _ = call("attention", q, k, v, mask, scale=scaling, softcap=cap)
-        return out, None
-    if q_len == 1 and causal:
+    elif q_len == 1 and causal:
         filled = _lengths(q, k, attention_mask)
         out, _ = call("attention_decode", q, k, v, filled, scale=scaling, softcap=cap, window=window)
-        return out, None
-    if causal and k.shape[1] > q_len:
-        # the first tokens in an empty StaticCache, whose other slots are behind them
-        k, v = k[:, :q_len], v[:, :q_len]
-    out, _ = call("attention", q, k, v, causal=causal, scale=scaling, softcap=cap, window=window)
+    else:
+        if causal and k.shape[1] > q_len:
+            # the first tokens in an empty StaticCache, whose other slots are behind them
+            k, v = k[:, :q_len], v[:, :q_len]
+        out, _ = call("attention", q, k, v, causal=causal, scale=scaling, softcap=cap, window=window)
     return out, None
 
 

@@ -77,7 +77,7 @@ def replace_rotary(module: torch.nn.Module, like: torch.Tensor) -> str | None:
         return f"its file has several rotations: {', '.join(others)}"
     rotations = [(form, own if hasattr(own, "registry_own") else _by_table(own, form)) for form, own in known]
     swap(module, RotaryForward)
-    for form, rotation in rotations:
+    for _, rotation in rotations:
         told = _disproof(module, rotation, 6 * frequencies[0].numel(), like)
         if told:
             unswap(module)

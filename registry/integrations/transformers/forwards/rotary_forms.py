@@ -33,7 +33,7 @@ class RotaryForm(NamedTuple):
         """A contiguous copy of heads [..., head_dim], with the elements where the rotated ones will be."""
         if self.in_pairs == self.out_pairs:
             return x.clone(memory_format=torch.contiguous_format)
-        halves = x.unflatten(-1, (-1, 2)).transpose(-1, -2)
+        halves: torch.Tensor = x.unflatten(-1, (-1, 2)).transpose(-1, -2)
         return halves.clone(memory_format=torch.contiguous_format).flatten(-2)
 
     def put_back(self, x: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ class RotaryForm(NamedTuple):
 
 
 BY_HALVES = RotaryForm("apply_rotary_pos_emb", in_pairs=False, out_pairs=False, complex_angles=False)
-"""That of Llama and of most models."""
+"""The form of Llama and of most models."""
 
 FORMS = (
     BY_HALVES,

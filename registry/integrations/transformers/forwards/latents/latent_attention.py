@@ -17,7 +17,7 @@ from ...report import ApplyReport
 from ...swapping import Swapped, swap
 from ..rotary import RotaryForward
 from .cache_rows import is_empty, join_rows, rows_of
-from .projections import LatentSizes, Pair, is_linear
+from .projections import LatentPair, LatentSizes, is_linear
 from .steps import LATENTS, LatentProbe, LatentStep
 
 _PART = "one token over cached latents by mla_decode"
@@ -54,19 +54,19 @@ class LatentAttention(Swapped):
             join_rows(cache, self.layer_idx)
         return found
 
-    def expand_kv(self, latent: torch.Tensor, rotated: torch.Tensor) -> Pair:
+    def expand_kv(self, latent: torch.Tensor, rotated: torch.Tensor) -> LatentPair:
         """The latents themselves for a step of this module, else keys and values of all heads."""
         step = LATENTS.step
         if isinstance(step, LatentStep) and step.module is self:
             return step.hold(latent, rotated)
-        expanded: Pair = super().expand_kv(latent, rotated)  # type: ignore[misc]
+        expanded: LatentPair = super().expand_kv(latent, rotated)  # type: ignore[misc]
         return expanded
 
 
 class _ProbedAttention(Swapped):
     """Attention in a proof."""
 
-    def expand_kv(self, latent: torch.Tensor, rotated: torch.Tensor) -> Pair:
+    def expand_kv(self, latent: torch.Tensor, rotated: torch.Tensor) -> LatentPair:
         assert isinstance(LATENTS.step, LatentProbe)
         return LATENTS.step.hold(latent, rotated)
 
@@ -103,7 +103,7 @@ def _held(module: Any, sizes: LatentSizes) -> str:
 
 def _unfit(module: Any, sizes: LatentSizes) -> str:
     """Why a module has no projection of latents that is known; "" if it has."""
-    layer = getattr(module, "kv_b_proj", None)
+    layer: Any = getattr(module, "kv_b_proj", None)
     if not is_linear(layer):
         return f"its kv_b_proj is a {_own_name(layer)}, expected a linear layer without bias"
     if not all(isinstance(size, int) and size > 0 for size in sizes):
@@ -129,11 +129,11 @@ def _disproof(module: Any, sizes: LatentSizes) -> str:
     layer.weight = torch.nn.Parameter(drawn, requires_grad=False)
     shell = shell_of(module, {"kv_b_proj": layer})
 
-    def split(x: torch.Tensor) -> Pair:
+    def split(x: torch.Tensor) -> LatentPair:
         latent, rotated = x.unsqueeze(1).split((rank, sizes.rope), -1)
         return latent, rotated
 
-    def joined(pair: Pair) -> torch.Tensor:
+    def joined(pair: LatentPair) -> torch.Tensor:
         return torch.cat(pair, -1).transpose(1, 2).flatten(2)
 
     return disagreement(

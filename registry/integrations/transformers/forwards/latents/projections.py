@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -10,7 +10,7 @@ from .....nn import PackedLinear, ScaledLinear
 from ...swapping import has_hooks
 from ..linears import LinearForward, is_bare
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+LatentPair = tuple[torch.Tensor, torch.Tensor]
 
 
 class LatentSizes(NamedTuple):
@@ -21,12 +21,12 @@ class LatentSizes(NamedTuple):
     rope: int
     value: int
 
-    def parts(self, weight: torch.Tensor) -> Pair:
+    def parts(self, weight: torch.Tensor) -> LatentPair:
         """Views of the layer's weight: the projections of keys and values [heads, width, kv_lora_rank]."""
         heads = weight.view(-1, self.nope + self.value, self.kv_lora_rank)
         return heads[:, : self.nope], heads[:, self.nope :]
 
-    def expanded(self, weight: torch.Tensor, latent: torch.Tensor, rotated: torch.Tensor) -> Pair:
+    def expanded(self, weight: torch.Tensor, latent: torch.Tensor, rotated: torch.Tensor) -> LatentPair:
         """Keys and values [batch, heads, tokens, width] for latents and rotated parts [batch, 1, tokens, width]."""
         of_keys, of_values = self.parts(weight)
         keys = latent @ of_keys.transpose(1, 2)
@@ -42,32 +42,29 @@ def is_linear(layer: object) -> bool:
 def pays(layer: torch.nn.Module, latents: int) -> bool:
     """Whether attention over so many latents takes less than expanding them.
 
-    Of a packed weight the matrix takes what expanding as many latents as it has columns takes.
+    To write out a packed or scaled weight takes what expanding about as many latents as it has columns takes.
     """
-    return not isinstance(layer, PackedLinear) or latents > layer.in_features
+    return not isinstance(layer, PackedLinear | ScaledLinear) or latents > layer.in_features
 
 
-def projection(layer: torch.nn.Module, like: torch.Tensor) -> torch.Tensor | None:
+def projection(layer: Any, like: torch.Tensor) -> torch.Tensor | None:
     """The weight [heads * width, kv_lora_rank] of a layer in the dtype of activations ``like``.
 
     None for a layer that computes something else now, as with an adapter or hooks, for a weight of another dtype or
     device, and for one that learns. A packed weight is multiplied by the unit matrix, each time: nothing is kept, which
     would take as much memory as the weight had before, and might be stale.
     """
-    weight: torch.Tensor
     if isinstance(layer, LinearForward):
-        if not is_bare(layer):
-            return None
-        weight = layer.weight
-        fits = weight.dtype is like.dtype and weight.device == like.device
+        weight: torch.Tensor = layer.weight
+        fits = is_bare(layer) and weight.dtype is like.dtype and weight.device == like.device
         return weight if fits and not (torch.is_grad_enabled() and weight.requires_grad) else None
-    if not isinstance(layer, PackedLinear | ScaledLinear) or has_hooks(layer):
-        return None
-    if layer.weight.device != like.device:
+    known = isinstance(layer, PackedLinear | ScaledLinear) and not has_hooks(layer)
+    if not known or layer.weight.device != like.device:
         return None
     if isinstance(layer, ScaledLinear):
         return layer.dequantize(like.dtype)
     if layer.weight.dtype is not like.dtype:
         return None
-    weight = layer(torch.eye(layer.in_features, dtype=like.dtype, device=like.device))
-    return weight.T
+    unit = torch.eye(layer.in_features, dtype=like.dtype, device=like.device)
+    product: torch.Tensor = layer(unit)
+    return product.T

@@ -16,7 +16,7 @@ import torch
 from .....api import call
 from .....dispatch.torch_side.states import gradient_needed
 from .masks import SeenLatents, seen_latents
-from .projections import LatentSizes, Pair, pays, projection
+from .projections import LatentPair, LatentSizes, pays, projection
 
 
 class LatentStep:
@@ -24,51 +24,53 @@ class LatentStep:
 
     def __init__(self, module: Any, sizes: LatentSizes, cached: Any) -> None:
         self.module, self._sizes, self._cached = module, sizes, cached
-        self._held: Pair | None = None
+        self._held: LatentPair | None = None
 
-    def hold(self, latent: torch.Tensor, rotated: torch.Tensor) -> Pair:
+    def hold(self, latent: torch.Tensor, rotated: torch.Tensor) -> LatentPair:
         """Latents in the place of keys and values, as they are."""
         self._held = latent, rotated
         return self._held
 
-    def holds(self, key: torch.Tensor, value: torch.Tensor) -> bool:
-        """Whether keys and values are the latents that wait."""
-        return self._held is not None and key is self._held[0] and value is self._held[1]
+    def expanded(self, key: torch.Tensor, value: torch.Tensor) -> LatentPair:
+        """Keys and values of all heads, by the module's own code where ``key`` and ``value`` are the latents."""
+        if not self._holds(key, value):
+            return key, value
+        self._held = None
+        pair: LatentPair = type(self.module).registry_class.expand_kv(self.module, key, value)
+        return pair
 
-    def expanded(self) -> Pair:
-        """Keys and values of all heads, by the module's own code."""
-        assert self._held is not None
-        held, self._held = self._held, None
-        expanded: Pair = type(self.module).registry_class.expand_kv(self.module, *held)
-        return expanded
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scaling: float | None,
+    ) -> torch.Tensor | None:
+        """Attention [batch, 1, heads, width] of one token over the latents ``key`` and ``value`` that ``mask`` shows.
 
-    def attend(self, query: torch.Tensor, mask: torch.Tensor | None, scaling: float | None) -> torch.Tensor | None:
-        """Attention [batch, 1, heads, value] of one token over the latents that ``mask`` shows.
-
-        ``mask`` is that of ``registry_attention``. None if keys and values are to be expanded for it: for several
-        tokens, with gradients, under autocast, under a mask that adds to logits, or where an adapter or another layer
-        is in the place of the projection.
+        ``mask`` is that of ``registry_attention``, ``scaling`` None for attention of a form that mla_decode has not.
+        None if keys and values are to be expanded for it: of such a form, for several tokens, with gradients, under
+        autocast, under a mask that adds to logits, or where an adapter or another layer is in the projection's place.
         """
-        assert self._held is not None
-        latent, rotated = self._held
-        layer = self.module.kv_b_proj
-        if query.shape[2] != 1 or latent.shape[1] != 1 or not pays(layer, latent.shape[0] * latent.shape[2]):
+        if scaling is None or not self._holds(key, value):
             return None
-        given = query, latent, rotated
+        layer = self.module.kv_b_proj
+        if query.shape[2] != 1 or key.shape[1] != 1 or not pays(layer, key.shape[0] * key.shape[2]):
+            return None
+        given = query, key, value
         alike = all(one.dtype is query.dtype and one.device == query.device for one in given)
         if not alike or gradient_needed(given) or torch.is_autocast_enabled(query.device.type):
             return None
-        weight, seen = projection(layer, query), seen_latents(mask, latent)
+        weight, seen = projection(layer, query), seen_latents(mask, key)
         if weight is None or seen is None:
             return None
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return self._attended(query.squeeze(2), self._rows(), seen, weight, scale)
+        # a cache's own memory, where it has both side by side
+        rows = torch.cat((key, value), -1) if self._cached is None else self._cached.rows
+        return self._attended(query.squeeze(2), rows.squeeze(1), seen, weight, scaling)
 
-    def _rows(self) -> torch.Tensor:
-        """Latents with their rotated parts [batch, kv_len, width]: a cache's own memory, where it has them so."""
-        assert self._held is not None
-        rows = torch.cat(self._held, -1) if self._cached is None else self._cached.rows
-        return rows.squeeze(1)
+    def _holds(self, key: torch.Tensor, value: torch.Tensor) -> bool:
+        return self._held is not None and key is self._held[0] and value is self._held[1]
 
     def _attended(
         self, query: torch.Tensor, cache: torch.Tensor, seen: SeenLatents, weight: torch.Tensor, scale: float
@@ -88,24 +90,30 @@ class LatentProbe:
     def __init__(self, sizes: LatentSizes) -> None:
         self._sizes = sizes
         self.updated: list[tuple[Any, ...]] = []
-        self.held: list[Pair] = []
+        self.held: list[LatentPair] = []
         self.attended: list[tuple[torch.Tensor, ...]] = []
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Pair:
+    def update(self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> LatentPair:
         self.updated.append((key, value, args[0] if args else kwargs.get("layer_idx")))
         return key, value
 
     def get_seq_length(self, *_: Any) -> int:
         return 0
 
-    def hold(self, latent: torch.Tensor, rotated: torch.Tensor) -> Pair:
+    def hold(self, latent: torch.Tensor, rotated: torch.Tensor) -> LatentPair:
         self.held.append((latent, rotated))
         return latent, rotated
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        self.attended.append((query, key, value))
-        batch, heads, q_len, _ = query.shape
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _: Any, scaling: float | None
+    ) -> torch.Tensor:
+        if scaling is not None:
+            self.attended.append((query, key, value))
+        batch, heads, q_len = query.shape[:3]
         return query.new_zeros(batch, q_len, heads, self._sizes.value)
+
+    def expanded(self, key: torch.Tensor, value: torch.Tensor) -> LatentPair:
+        return key, value
 
     def proves(self, index: int) -> bool:
         """Whether what the cache's layer ``index`` returned was handed on to attention, with fitting queries."""
