@@ -41,13 +41,15 @@ def steps(
     model: Any,
     cache: Any,
     mask: torch.Tensor | None = None,
+    *,
     count: int = 3,
     new: int = 1,
     first: int = 0,
     step: Any = None,
+    device: str = "cpu",
 ) -> torch.Tensor:
     """Logits of ``count`` steps of ``new`` tokens, the first of them the prompt's token ``first``."""
-    found, tokens = [], prompt()
+    found, tokens = [], prompt().to(device)
     with torch.no_grad():
         for at in range(first, first + count):
             if mask is not None:
