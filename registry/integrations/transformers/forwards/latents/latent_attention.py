@@ -76,11 +76,11 @@ def replace_latents(model: torch.nn.Module, attention: str, report: ApplyReport)
 
     ``attention`` is the name of the attention function that takes latents of a step.
     """
-    rotary = next((one for one in model.modules() if isinstance(one, RotaryForward)), None)
+    rotary = _rotary(model)
     for name, module in list(model.named_modules()):
         if isinstance(module, Swapped) or not callable(getattr(module, "expand_kv", None)):
             continue
-        sizes = LatentSizes(*(getattr(module, width, 0) for width in _WIDTHS))
+        sizes = _sizes(module)
         cache = next((one for one in _CACHES if one in inspect.signature(type(module).forward).parameters), "")
         told = _unfit(module, sizes) or _disproof(module, sizes) or _otherwise(module, sizes, cache, rotary)
         if told:
@@ -88,6 +88,38 @@ def replace_latents(model: torch.nn.Module, attention: str, report: ApplyReport)
             continue
         swap(module, LatentAttention, (cache, attention, tuple(sizes)))
         report.add(f"{_PART} ({_held(module, sizes)})", name)
+
+
+def need_masks(model: torch.nn.Module) -> str:
+    """The name of an attention module of latents whose forward reads the mask, and fails where there is none.
+
+    DeepSeek-V3.2's chooses keys by an indexer, which has a mask for its scores; and it hides the others from the
+    functions of transformers alone.
+    """
+    rotary = _rotary(model)
+    for name, module in model.named_modules():
+        if isinstance(module, Swapped) or not callable(getattr(module, "expand_kv", None)):
+            continue
+        sizes = _sizes(module)
+        own = _weight_of(module)
+        some = None if own is None else torch.ones(1, 1, _TOKENS, _TOKENS, dtype=torch.bool, device=own.device)
+        faults = (_fault(module, LatentProbe(sizes), rotary, {"attention_mask": mask}) for mask in (None, some))
+        if next(faults) and not next(faults):
+            return str(name)
+    return ""
+
+
+def _rotary(model: torch.nn.Module) -> RotaryForward | None:
+    return next((one for one in model.modules() if isinstance(one, RotaryForward)), None)
+
+
+def _weight_of(module: torch.nn.Module) -> torch.Tensor | None:
+    """A tensor of a module with the dtype and the device of its activations."""
+    return next((one for one in (*module.parameters(), *module.buffers()) if one.dtype in WIDE), None)
+
+
+def _sizes(module: Any) -> LatentSizes:
+    return LatentSizes(*(getattr(module, width, 0) for width in _WIDTHS))
 
 
 def _heads(module: Any, sizes: LatentSizes) -> int:
@@ -146,26 +178,36 @@ def _disproof(module: Any, sizes: LatentSizes) -> str:
 
 def _otherwise(module: Any, sizes: LatentSizes, cache: str, rotary: Any) -> str:
     """Why a run of the module's own forward does not hand latents from the cache to its attention; "" if it does."""
+    if not cache:
+        return "it takes no cache"
+    probe = LatentProbe(sizes)
+    fault = _fault(module, probe, rotary, {"attention_mask": None, cache: probe})
+    if fault:
+        return f"its own forward, without a mask: {fault}"
+    return "" if probe.proves(module.layer_idx) else "it does not hand on to attention what it has cached as it is"
+
+
+def _fault(module: Any, probe: LatentProbe, rotary: Any, given: dict[str, Any]) -> str:
+    """Why a module's own forward cannot be run with a probe in the place of its attention; "" once it has run."""
     parameters = inspect.signature(type(module).forward).parameters
-    own = next((one for one in (*module.parameters(), *module.buffers()) if one.dtype in WIDE), None)
-    if not cache or own is None or own.is_meta:
-        return "its weights are not loaded" if cache else "it takes no cache"
+    own = _weight_of(module)
+    if own is None or own.is_meta:
+        return "its weights are not loaded"
+    if "position_embeddings" in parameters and rotary is None:
+        return "the model's rotary positions are left"
     positions = torch.arange(_TOKENS, device=own.device)[None]
     x = torch.zeros(1, _TOKENS, module.config.hidden_size, dtype=own.dtype, device=own.device)
-    probe, before = LatentProbe(sizes), LATENTS.step
-    given: dict[str, Any] = {"hidden_states": x, "attention_mask": None, cache: probe}
-    probed = shell_of(module, {})
+    probed, before = shell_of(module, {}), LATENTS.step
     swap(probed, _ProbedAttention)
     LATENTS.step = probe
     try:
         with torch.no_grad():
+            more: dict[str, Any] = {"position_ids": positions} if "position_ids" in parameters else {}
             if "position_embeddings" in parameters:
-                given["position_embeddings"] = rotary(x, positions)
-            if "position_ids" in parameters:
-                given["position_ids"] = positions
-            type(module).forward(probed, **given)
+                more["position_embeddings"] = rotary(x, positions)
+            type(module).forward(probed, hidden_states=x, **given, **more)
     except Exception as fault:  # a model's code may raise anything for arguments that it does not expect
-        return f"its own forward raises {type(fault).__name__} without a mask"
+        return f"{type(fault).__name__}: {fault}"
     finally:
         LATENTS.step = before
-    return "" if probe.proves(module.layer_idx) else "it does not hand on to attention what it has cached as it is"
+    return ""

@@ -103,6 +103,8 @@ def other_values(cache: Any) -> None:
     [(reordered, True), (cropped, True), (reset, True), (offloaded, False), (other_keys, False), (other_values, False)],
 )
 def test_changes_of_a_cache_are_those_of_transformers_own(change: Callable[[Any], None], stays: bool) -> None:
+    if change is cropped and not hasattr(StaticLayer, "crop"):
+        pytest.skip("static caches of this version of transformers cannot be cropped")
     found = []
     for ours in (False, True):
         model = one_layer()

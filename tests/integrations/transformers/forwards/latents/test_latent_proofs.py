@@ -74,12 +74,25 @@ def test_layers_of_other_kinds_and_widths_are_left() -> None:
     assert f"{PART}: its kv_b_proj is 128 by 16, and its latents have other widths" in report.left
 
 
-@pytest.mark.thorough
-def test_attention_that_chooses_keys_by_an_indexer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_that_chooses_keys_by_an_indexer_stays_transformers_own(monkeypatch: pytest.MonkeyPatch) -> None:
     indexer = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4}
     monkeypatch.setitem(LATENT, "deepseek_v32", ("DeepseekV32Config", {**CONFIGS["deepseek_v3"][1], **indexer}))
-    report = apply(tiny("deepseek_v32"))
-    assert f"{PART}: its own forward raises TypeError without a mask" in report.left
+    model = tiny("deepseek_v32")
+    right = steps(model, filled(model, dynamic(model)), count=2)
+    (reason,) = (each for each in apply(model).left if each.startswith("attention"))
+    assert reason == "attention: it reads masks, which the registry's function makes only where some are needed"
+    assert model.config._attn_implementation == "eager"
+    close(steps(model, filled(model, dynamic(model)), count=2), right)
+
+
+def test_a_model_that_is_quantised_after_apply_decodes_by_the_op() -> None:
+    model = tiny("deepseek_v3", torch.bfloat16, num_hidden_layers=1)
+    apply(model)
+    report = apply(model, quantize="int8")
+    assert any(part.startswith(PART) for part in report.replaced)
+    with decoded() as calls:
+        steps(model, filled(model, dynamic(model)), count=2)
+    assert len(calls) == 2
 
 
 def test_models_without_latents_hear_nothing_of_them() -> None:
