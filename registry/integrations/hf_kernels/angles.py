@@ -16,7 +16,7 @@ class _Angles:
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor, batch: int) -> None:
         self._sin, self._versions, self._recording = sin, (cos._version, sin._version), torch.is_grad_enabled()
         self._batch = batch
-        self.tables = tables_of(cos, sin, batch) if _halves_are_equal(cos) and _halves_are_equal(sin) else None
+        self.tables = tables_of((cos, sin), batch) if _halves_are_equal(cos) and _halves_are_equal(sin) else None
 
     def hold(self, cos: torch.Tensor, sin: torch.Tensor, batch: int) -> bool:
         """Whether these are the tables of the cosines and sines as they are now."""

@@ -15,6 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from ...api import call
 from ..transformers.forwards.norms import EPS_NAMES
 from ..transformers.forwards.rotary import rotated_by_table
+from ..transformers.forwards.rotary_forms import BY_HALVES
 from ..transformers.swapping import as_layer
 from .angles import tables_for
 from .proved_forms import GATES, gates_norm, gelu_approximation, norm_offset, rotates_halves
@@ -101,7 +102,7 @@ class RotaryLayer(torch.nn.Module):
         if held is None:
             y = type(self).forward(self, q, k, cos, sin, unsqueeze_dim)
         else:
-            y = rotated_by_table(type(self).forward.__get__(self), q, k, cos, sin, held)
+            y = rotated_by_table(type(self).forward.__get__(self), BY_HALVES, q, k, (cos, sin), held)
         return y
 
 

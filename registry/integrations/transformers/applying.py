@@ -17,6 +17,7 @@ from .forwards.experts import replace_experts
 from .forwards.fused_losses import fuse_loss
 from .forwards.gated_mlps import gate_and_up, replace_gated
 from .forwards.gelus import replace_gelu
+from .forwards.latents.latent_attention import need_masks, replace_latents
 from .forwards.linears import AnyLinear, DenseMember, LinearForward, LinearGroup, PackedMember
 from .forwards.norms import LayerNormForward, replace_norm
 from .forwards.residual_sums import replace_residual_sums
@@ -97,6 +98,7 @@ def _replace_parts(model: torch.nn.Module, report: ApplyReport, *, fused_loss: b
     replace_residual_sums(model, report)
     _leave_layer_norms(model, report)
     if hasattr(model, _ATTENTION):
+        replace_latents(model, NAME, report)
         replace_appends(model, NAME, report)
     _replace_loss(model, report, fused=fused_loss)
 
@@ -241,6 +243,13 @@ def _replace_attention(model: Any, report: ApplyReport) -> None:
         model.set_attn_implementation(NAME)
     except Exception as fault:  # a model refuses in its own way
         report.leave(f"attention: {type(fault).__name__}: {fault}", "")
+        return
+    reader = need_masks(model)
+    if reader:
+        model.set_attn_implementation(now)
+        report.leave(
+            "attention: it reads masks, which the registry's function makes only where some are needed", reader
+        )
         return
     setattr(model, _ATTENTION, now)
     report.add(f"attention ({now} before)", type(model).__name__)

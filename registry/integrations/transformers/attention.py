@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,6 +21,8 @@ from ...dispatch.torch_side.states import gradient_needed
 from ...errors import RegistryError
 from ...tracing import refuse
 from .forwards.cache_appends import APPENDS, AppendProbe
+from .forwards.full_lengths import full_lengths
+from .forwards.latents.steps import LATENTS
 
 NAME = "registry"
 
@@ -54,7 +55,14 @@ def registry_attention(  # noqa: PLR0913
         query = APPENDS.step.query(query)
         if isinstance(APPENDS.step, AppendProbe):
             return query.transpose(1, 2), None
-    if dropout or key.shape[-1] != value.shape[-1] or any(others.get(name) is not None for name in _UNKNOWN):
+    unknown = any(others.get(name) is not None for name in _UNKNOWN)
+    if LATENTS.step is not None:
+        usual = not (dropout or unknown or softcap or sliding_window) and _is_causal(module, is_causal)
+        found = LATENTS.step.attend(query, key, value, attention_mask, scaling if usual else None)
+        if found is not None:
+            return found, None
+        key, value = LATENTS.step.expanded(key, value)
+    if dropout or key.shape[-1] != value.shape[-1] or unknown:
         return _by_transformers(
             module, query, key, value, attention_mask, scaling, dropout, is_causal, softcap, sliding_window, others
         )
@@ -73,15 +81,14 @@ def registry_attention(  # noqa: PLR0913
         # attention_decode has no gradient
         mask = _seen(attention_mask, query, key, sliding_window)
         out, _ = call("attention", q, k, v, mask, scale=scaling, softcap=cap)
-        return out, None
-    if q_len == 1 and causal:
+    elif q_len == 1 and causal:
         filled = _lengths(q, k, attention_mask)
         out, _ = call("attention_decode", q, k, v, filled, scale=scaling, softcap=cap, window=window)
-        return out, None
-    if causal and k.shape[1] > q_len:
-        # the first tokens in an empty StaticCache, whose other slots are behind them
-        k, v = k[:, :q_len], v[:, :q_len]
-    out, _ = call("attention", q, k, v, causal=causal, scale=scaling, softcap=cap, window=window)
+    else:
+        if causal and k.shape[1] > q_len:
+            # the first tokens in an empty StaticCache, whose other slots are behind them
+            k, v = k[:, :q_len], v[:, :q_len]
+        out, _ = call("attention", q, k, v, causal=causal, scale=scaling, softcap=cap, window=window)
     return out, None
 
 
@@ -169,21 +176,9 @@ def _seen(
 def _lengths(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """The number of keys of each sequence, int32 [batch]."""
     if mask is None:
-        return _full(q.shape[0], k.shape[1], q.device)
+        return full_lengths(q.shape[0], k.shape[1], q.device)
     known = None if APPENDS.step is None else APPENDS.step.lengths
     return mask.view(-1) if known is None else known
-
-
-def _full(batch: int, length: int, device: torch.device) -> torch.Tensor:
-    if is_dynamo_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-        return torch.full((batch,), length, dtype=torch.int32, device=device)
-    return _kept_full(batch, length, device, torch.is_inference_mode_enabled())
-
-
-@lru_cache(maxsize=16)
-def _kept_full(batch: int, length: int, device: torch.device, _inference: bool) -> torch.Tensor:
-    """The lengths of sequences of one length, which all layers of a model share."""
-    return torch.full((batch,), length, dtype=torch.int32, device=device)
 
 
 def _by_transformers(  # noqa: PLR0913, PLR0917

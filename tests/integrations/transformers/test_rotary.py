@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,6 +34,23 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(rotary, "call", noted)
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", modeling_llama.apply_rotary_pos_emb)
     return seen
+
+
+@contextmanager
+def noted(module: Any) -> Iterator[list[str]]:
+    """The names of ops that a module calls, as they come."""
+    seen: list[str] = []
+    real: Any = vars(module)["call"]
+
+    def call(op: str, *arguments: Any) -> Any:
+        seen.append(op)
+        return real(op, *arguments)
+
+    module.call = call
+    try:
+        yield seen
+    finally:
+        module.call = real
 
 
 def test_an_applied_model_calls_the_op_once_a_layer_and_other_models_never(calls: list[str]) -> None:
@@ -72,6 +92,71 @@ def test_gradients_are_rotated_back_by_the_op(positions: torch.Tensor | None, ca
         torch.testing.assert_close(
             other.grad, own.grad, atol=2e-6, rtol=2e-5, msg=lambda told, at=name: f"{at}: {told}"
         )
+
+
+PAIRS = [("deepseek_v3", True), ("deepseek_v3", False), ("deepseek_v2", None)]
+"""Families whose pairs are beside each other in what is rotated; DeepSeek-V3's configuration chooses."""
+
+
+def of_pairs(family: str, interleaved: bool | None, dtype: torch.dtype = torch.float32) -> Any:
+    return tiny(family, dtype, **({} if interleaved is None else {"rope_interleave": interleaved}))
+
+
+@pytest.mark.parametrize(("family", "interleaved"), PAIRS)
+@pytest.mark.few(1)
+def test_pairs_beside_each_other_are_rotated_by_the_op_and_their_gradients_back(
+    family: str, interleaved: bool | None
+) -> None:
+    plain, applied = of_pairs(family, interleaved), of_pairs(family, interleaved)
+    assert apply(applied).replaced["rotary positions"] == ["model.rotary_emb"]
+    with noted(rotary) as calls:
+        found = [model(prompt(), labels=prompt()) for model in (plain, applied)]
+        torch.testing.assert_close(found[1].loss, found[0].loss, atol=1e-5, rtol=1e-4)
+        assert calls == ["rotary_embedding"] * 2
+        for one in found:
+            one.loss.backward()
+        assert calls == ["rotary_embedding"] * 4
+    for (name, own), other in zip(plain.named_parameters(), applied.parameters(), strict=True):
+        if own.grad is not None:
+            torch.testing.assert_close(
+                other.grad, own.grad, atol=2e-6, rtol=2e-5, msg=lambda told, at=name: f"{at}: {told}"
+            )
+    restore(applied)
+    with torch.no_grad():
+        assert torch.equal(applied(prompt()).logits, plain(prompt()).logits)
+
+
+@pytest.mark.parametrize(("family", "interleaved"), PAIRS)
+@pytest.mark.few(1)
+def test_rotated_queries_and_keys_of_one_head_are_the_models_own(family: str, interleaved: bool | None) -> None:
+    model = of_pairs(family, interleaved)
+    file = sys.modules[type(model).__module__]
+    function = "apply_rotary_emb" if interleaved is None else FUNCTIONS[interleaved]
+    own = getattr(file, function)
+    own = getattr(own, "registry_own", own)
+    positions = torch.stack((torch.arange(5), torch.arange(5) * 3))
+    for dtype in (torch.float32, torch.bfloat16):
+        # of several heads, and one for all of them, in a memory of others' beside them
+        q, k = torch.randn(2, 5, 4, 24, dtype=dtype)[..., 16:].transpose(1, 2), torch.randn(2, 1, 5, 8, dtype=dtype)
+        right = own(q, k, *angles(model.model.rotary_emb(q, positions)))
+        before = q.clone(), k.clone()
+        apply(model)
+        with noted(rotary) as calls, torch.no_grad():
+            found = getattr(file, function)(q, k, *angles(model.model.rotary_emb(q, positions)))
+        restore(model)
+        assert calls == ["rotary_embedding"]
+        error = {torch.float32: 1e-6, torch.bfloat16: 1.6e-2}[dtype]
+        for one, other in zip(found, right, strict=True):
+            torch.testing.assert_close(one, other, atol=error, rtol=error)
+        assert torch.equal(q, before[0])
+        assert torch.equal(k, before[1])
+
+
+FUNCTIONS = {True: "apply_rotary_pos_emb_interleave", False: "apply_rotary_pos_emb"}
+
+
+def angles(made: Any) -> tuple[torch.Tensor, ...]:
+    return made if isinstance(made, tuple) else (made,)
 
 
 def test_frozen_projections_and_transforms_of_torch(calls: list[str]) -> None:
@@ -138,8 +223,9 @@ def test_another_rotation_stays_with_the_reason(calls: list[str], monkeypatch: p
         torch.testing.assert_close(model(prompt()).logits, before, atol=1e-5, rtol=1e-4)
     (reason,) = (reason for reason, names in report.left.items() if names == ["model.rotary_emb"])
     assert reason.startswith("rotary positions: it computes something else: an error of")
-    (reason,) = (reason for reason in apply(tiny("deepseek_v3")).left if "rotary" in reason)
-    assert reason == "rotary positions: its file has several rotations: apply_rotary_pos_emb_interleave"
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb_vision", own, raising=False)
+    (reason,) = (reason for reason in apply(tiny("llama")).left if "rotary" in reason)
+    assert reason == "rotary positions: its file has several rotations: apply_rotary_pos_emb_vision"
 
 
 def test_the_last_restored_model_puts_its_files_function_back() -> None:

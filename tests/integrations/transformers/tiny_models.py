@@ -20,6 +20,13 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+"""Of a mixture whose attention caches latent vectors, without its groups of experts."""
+
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "qwen3": ("Qwen3Config", {"head_dim": 16}),
@@ -31,21 +38,42 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("PhiConfig", {}),
     "phi3": ("Phi3Config", {}),
     "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}),
-    "deepseek_v3": (
-        "DeepseekV3Config",
+    "deepseek_v3": ("DeepseekV3Config", {**_LATENT, "n_group": 2, "topk_group": 1}),
+}  # fmt: skip
+"""Name of a family -> the class of its config, and what differs from ``_COMMON``."""
+
+LATENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v2": ("DeepseekV2Config", {**_LATENT, "n_group": 2, "topk_group": 1, "topk_method": "greedy"}),
+    "glm4_moe_lite": ("Glm4MoeLiteConfig", {**_LATENT, "n_group": 2, "topk_group": 1}),
+    "longcat_flash": (
+        "LongcatFlashConfig",
         {
-            "num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 16, "v_head_dim": 16, "first_k_dense_replace": 1,
+            "num_layers": 1, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32, "moe_topk": 2, "n_routed_experts": 4,
+            "zero_expert_num": 2, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+            "v_head_dim": 16, "num_key_value_heads": 4, "head_dim": 8,
+        },
+    ),
+    "minicpm3": (
+        "MiniCPM3Config",
+        {
+            "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16, "v_head_dim": 16,
+        },
+    ),
+    "youtu": (
+        "YoutuConfig",
+        {
+            "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16, "v_head_dim": 16,
         },
     ),
 }  # fmt: skip
-"""Name of a family -> the class of its config, and what differs from ``_COMMON``."""
+"""Other families whose attention caches latent vectors, DeepSeek-V3's form."""
 
 
 def tiny(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A causal language model of the family with random weights, in evaluation mode."""
-    name, own = CONFIGS[family]
+    name, own = {**CONFIGS, **LATENT}[family]
     import transformers
 
     config = getattr(transformers, name)(**{**_COMMON, **own, **changes})

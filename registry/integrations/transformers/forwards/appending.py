@@ -16,7 +16,8 @@ from ..report import ApplyReport
 from ..swapping import Swapped, swap
 from .cache_appends import APPENDS, AppendProbe, AppendStep, filled_layer
 from .layer_stacks import LayerStack, replace_stack
-from .rotary import FUNCTION, RotaryForward
+from .rotary import RotaryForward
+from .rotary_forms import BY_HALVES
 
 PART = "rotary positions with the append to a static cache"
 _CACHES = ("cache", "past_key_values")
@@ -81,7 +82,7 @@ def replace_appends(model: torch.nn.Module, attention: str, report: ApplyReport)
 def _cache_name(module: Any) -> str:
     """The name of the parameter for the cache of an attention module that rotates by the op; "" for another module."""
     parameters = inspect.signature(type(module).forward).parameters
-    rotation = getattr(sys.modules.get(type(module).__module__), FUNCTION, None)
+    rotation = getattr(sys.modules.get(type(module).__module__), BY_HALVES.function, None)
     if not hasattr(rotation, "registry_own") or not {"hidden_states", "position_embeddings"} <= parameters.keys():
         return ""
     if isinstance(module, Swapped) or any(isinstance(one, AppendingAttention) for one in module.modules()):

@@ -1,9 +1,9 @@
 """Rotary positions of queries and keys by rotary_embedding.
 
-Attention of transformers' models calls a function of their own file, ``apply_rotary_pos_emb``, with the cosines and
-sines that a module of the model has computed once for all layers. That module is swapped: its cosines then carry the
-op's table. The function is replaced in its file, for all models of that class, by one that runs the op where cosines
-carry a table, and itself elsewhere.
+Attention of transformers' models calls a function of their own file, mostly ``apply_rotary_pos_emb``, with the cosines
+and sines that a module of the model has computed once for all layers. That module is swapped: its cosines then carry
+the op's table. The function is replaced in its file, for all models of that class, by one that runs the op where
+cosines carry a table, and itself elsewhere. So is each of several functions, of which a model's configuration chooses.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from torch.autograd.function import once_differentiable
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
+from ....contracts.checks import HALVES
 from ....dispatch.torch_side.states import differentiating_otherwise
 from ..proofs import disagreement
 from ..swapping import Swapped, other_forward, swap, unswap
 from .cache_appends import APPENDS, QkRotation
+from .rotary_forms import BY_HALVES, Angles, RotaryForm, cosines_and_sines, known_functions, other_rotations
 
-FUNCTION = "apply_rotary_pos_emb"
 _USERS = "registry_rotaries"
 _TABLE = "registry_table"
 
@@ -33,12 +34,13 @@ class RotaryTables(NamedTuple):
     """What cosines carry: positions [batch, seq], the op's table for them, the table of the gradient, and the sines.
 
     The gradient of a rotation is the rotation by the opposite angles; there is no table for it without gradients.
+    Angles that are one tensor, of complex numbers, carry these, and there are no sines.
     """
 
     positions: torch.Tensor
     table: torch.Tensor
     back: torch.Tensor | None
-    sin: torch.Tensor
+    sin: torch.Tensor | None
 
 
 class RotaryForward(Swapped):
@@ -48,62 +50,72 @@ class RotaryForward(Swapped):
     keys to a static cache.
     """
 
-    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        cos, sin = super().forward(x, *args, **kwargs)
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        made = super().forward(x, *args, **kwargs)
+        angles = made if isinstance(made, tuple) else (made,)
         if not is_dynamo_compiling():
-            setattr(cos, _TABLE, tables_of(cos, sin, x.shape[0]))
-        if APPENDS.tables is not None and APPENDS.active:
-            half = cos.shape[-1] // 2
-            table = torch.cat((cos[..., :half], sin[..., :half]), -1)
-            APPENDS.tables.append((cos, sin, table.expand(x.shape[0], -1, -1)))
-        return cos, sin
+            setattr(angles[0], _TABLE, tables_of(angles, x.shape[0]))
+        if APPENDS.tables is not None and APPENDS.active and len(angles) == 2:
+            table = torch.cat(cosines_and_sines(angles), -1)
+            APPENDS.tables.append((*angles, table.expand(x.shape[0], -1, -1)))
+        return made
 
 
 def replace_rotary(module: torch.nn.Module, like: torch.Tensor) -> str | None:
-    """Replace a rotary module's forward and the function of its file that rotates by it.
+    """Replace a rotary module's forward and the functions of its file that rotate by it.
 
     ``like`` has the dtype and the device of the model's activations. Returns why not, "" if it is replaced, and None
     for another module.
     """
     frequencies = [buffer for name, buffer in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
     file = sys.modules.get(type(module).__module__)
-    own: QkRotation | None = getattr(file, FUNCTION, None)
-    if not frequencies or own is None:
+    known = known_functions(file)
+    if not frequencies or not known:
         return None
-    others = sorted(name for name in vars(file) if name.startswith("apply_rotary_") and name != FUNCTION)
+    others = other_rotations(file)
     if others:
         return f"its file has several rotations: {', '.join(others)}"
-    rotation = own if hasattr(own, "registry_own") else _by_table(own)
-    plain: QkRotation = getattr(own, "registry_own", own)
-    if isinstance(plain, torch.nn.Module) and (told := other_forward(plain)):
-        return told
+    for _, own in known:
+        plain: QkRotation = getattr(own, "registry_own", own)
+        if isinstance(plain, torch.nn.Module) and (told := other_forward(plain)):
+            return told
+    rotations = [(form, own if hasattr(own, "registry_own") else _by_table(own, form)) for form, own in known]
     swap(module, RotaryForward)
-    for layer_type in getattr(module, "layer_types", (None,)):
-        given = {} if layer_type is None else {"layer_type": layer_type}
-        cols = 6 * frequencies[0].numel()
-        told = disagreement(_rotated(module, plain, given), _rotated(module, rotation, given), cols, like)
+    for _, rotation in rotations:
+        told = _disproof(module, rotation, 6 * frequencies[0].numel(), like)
         if told:
             unswap(module)
             return told
     users = vars(file).setdefault(_USERS, weakref.WeakSet())
     users.add(module)
-    setattr(file, FUNCTION, rotation)
+    for form, rotation in rotations:
+        setattr(file, form.function, rotation)
     return ""
 
 
 def restore_rotary(module: torch.nn.Module) -> None:
-    """Put the function of a replaced module's file back, if no other module that was replaced rotates by it.
+    """Put the functions of a replaced module's file back, if no other module that was replaced rotates by them.
 
-    Copies of replaced modules do not count: without the function they rotate by the model's own.
+    Copies of replaced modules do not count: without the functions they rotate by the model's own.
     """
     file = sys.modules.get(getattr(type(module), "registry_class", type(module)).__module__)
-    users, rotation = getattr(file, _USERS, None), getattr(file, FUNCTION, None)
+    users = getattr(file, _USERS, None)
     if users is None:
         return
     users.discard(module)
-    own = getattr(rotation, "registry_own", None)
-    if not users and own is not None:
-        setattr(file, FUNCTION, own)
+    for form, rotation in known_functions(file) if not users else ():
+        setattr(file, form.function, getattr(rotation, "registry_own", rotation))
+
+
+def _disproof(module: torch.nn.Module, rotation: QkRotation, cols: int, like: torch.Tensor) -> str:
+    """How a rotation differs from the function in whose place it is to be; "" if it does not."""
+    plain: QkRotation = rotation.registry_own  # type: ignore[attr-defined]
+    for layer_type in getattr(module, "layer_types", (None,)):
+        given = {} if layer_type is None else {"layer_type": layer_type}
+        told = disagreement(_rotated(module, plain, given), _rotated(module, rotation, given), cols, like)
+        if told:
+            return told
+    return ""
 
 
 def _rotated(module: torch.nn.Module, function: QkRotation, given: dict[str, Any]) -> Callable[..., torch.Tensor]:
@@ -112,79 +124,94 @@ def _rotated(module: torch.nn.Module, function: QkRotation, given: dict[str, Any
     def rotated(x: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) + 1
         heads = x.unflatten(-1, (3, -1)).transpose(1, 2)
-        return torch.cat(function(heads[:, :2], heads[:, 2:], *module(x, positions, **given)), 1)
+        made = module(x, positions, **given)
+        return torch.cat(function(heads[:, :2], heads[:, 2:], *(made if isinstance(made, tuple) else (made,))), 1)
 
     return rotated
 
 
-def _by_table(own: QkRotation) -> QkRotation:
-    """The op where cosines carry its table, and ``own`` elsewhere. Queries and keys themselves are not changed."""
+def _by_table(own: QkRotation, form: RotaryForm) -> QkRotation:
+    """The op where angles carry its table, and ``own`` elsewhere. Queries and keys themselves are not changed."""
 
     @functools.wraps(own, updated=())
-    def rotate(
-        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if args or kwargs:
-            return own(q, k, cos, sin, *args, **kwargs)
-        if APPENDS.step is not None:
-            return APPENDS.step.rotate(own, q, k, cos, sin)
-        held: RotaryTables | None = None if is_dynamo_compiling() else getattr(cos, _TABLE, None)
-        return own(q, k, cos, sin) if held is None else rotated_by_table(own, q, k, cos, sin, held)
+    def rotate(q: torch.Tensor, k: Any = None, *angles: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        # some rotate queries alone
+        plain = k is not None and not kwargs and form.takes(angles)
+        if APPENDS.step is not None and form is BY_HALVES and plain:
+            return APPENDS.step.rotate(own, q, k, *angles)
+        held: RotaryTables | None = None if is_dynamo_compiling() or not plain else getattr(angles[0], _TABLE, None)
+        if held is None:
+            return own(q, k, *angles, **kwargs)
+        return rotated_by_table(own, form, q, k, angles, held)
 
     rotate.registry_own = own  # type: ignore[attr-defined]
     return rotate
 
 
 def rotated_by_table(
-    own: QkRotation, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, held: RotaryTables
+    own: QkRotation, form: RotaryForm, q: torch.Tensor, k: torch.Tensor, angles: Angles, held: RotaryTables
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries and keys [batch, heads, seq, head_dim], rotated by the op; by ``own`` where it cannot compute them."""
-    if not q.dtype is k.dtype is cos.dtype or q.shape[-1] != cos.shape[-1]:
-        return own(q, k, cos, sin)
+    if not _fits(q, k, angles[0], held):
+        return own(q, k, *angles)
     learnt = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
     # another sin: somebody rotates otherwise, with the model's cosines
-    if sin is not held.sin or (learnt and (held.back is None or differentiating_otherwise())):
-        return own(q, k, cos, sin)
+    another = held.sin is not None and angles[-1] is not held.sin
+    if another or (learnt and (held.back is None or differentiating_otherwise())):
+        return own(q, k, *angles)
     query, key = q.transpose(1, 2), k.transpose(1, 2)
     if learnt:
-        query, key = _Rotation.apply(query, key, held)
+        query, key = _Rotation.apply(query, key, held, form)
     else:
-        query, key = _copies(query, key, held.positions, held.table)
+        query, key = (form.copied(x) for x in (query, key))
+        _rotate(query, key, held.positions, held.table, form)
     return query.transpose(1, 2), key.transpose(1, 2)
+
+
+def _fits(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, held: RotaryTables) -> bool:
+    """Whether the op takes queries and keys with a table, and rounds them as the model's own function does."""
+    if q.dtype is not k.dtype or q.shape[-1] != held.table.shape[1]:
+        return False
+    # complex numbers are in fp32, in which the function rotates halves, too
+    return q.dtype in {*HALVES, held.table.dtype} if cos.is_complex() else q.dtype is cos.dtype
 
 
 class _Rotation(torch.autograd.Function):
     """Rotated copies of queries and keys [batch, seq, heads, head_dim], with their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, held: RotaryTables) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.held = held
-        return _copies(q, k, held.positions, held.table)
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, held: RotaryTables, form: RotaryForm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.held, ctx.form = held, form
+        query, key = form.copied(q), form.copied(k)
+        _rotate(query, key, held.positions, held.table, form)
+        return query, key
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return *_copies(q, k, ctx.held.positions, ctx.held.back), None
+        query, key = (x.clone(memory_format=torch.contiguous_format) for x in (q, k))
+        _rotate(query, key, ctx.held.positions, ctx.held.back, ctx.form)
+        return ctx.form.put_back(query), ctx.form.put_back(key), None, None
 
 
-def _copies(
-    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, table: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotated copies: a model may use the same keys as values, and hooks what q_proj returned."""
-    query, key = (x.clone(memory_format=torch.contiguous_format) for x in (q, k))
-    call("rotary_embedding", positions, query, key, q.shape[-1], table, True)
-    return query, key
+def _rotate(
+    query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, form: RotaryForm
+) -> None:
+    """Rotate in place, copies: a model may use the same keys as values, and hooks what q_proj returned."""
+    call("rotary_embedding", positions, query, key, query.shape[-1], table, form.neox)
 
 
-def tables_of(cos: torch.Tensor, sin: torch.Tensor, batch: int) -> RotaryTables:
-    """The tables of cosines and sines [1 or batch, seq, head_dim], with a row for each of their positions."""
-    count, seq, width = cos.shape
-    half = width // 2
-    one, other = cos[..., :half].reshape(-1, half), sin[..., :half].reshape(-1, half)
+def tables_of(angles: Angles, batch: int) -> RotaryTables:
+    """The tables of angles [1 or batch, seq, ...], with a row for each of their positions."""
+    cos, sin = cosines_and_sines(angles)
+    count, seq, half = cos.shape
+    one, other = cos.reshape(-1, half), sin.reshape(-1, half)
     positions = torch.arange(count * seq, device=cos.device).view(count, seq)
     return RotaryTables(
         positions if count == batch else positions.repeat(batch, 1),
         torch.cat((one, other), -1),
         torch.cat((one, -other), -1) if torch.is_grad_enabled() else None,
-        sin,
+        angles[1] if len(angles) == 2 else None,
     )
