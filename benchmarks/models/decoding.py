@@ -51,7 +51,10 @@ class Decoding:
             for layer in self.cache.layers:
                 for tensor in (layer.keys, layer.values):
                     assert isinstance(tensor, torch.Tensor)
-                    tensor.normal_(generator=generator)
+                    # drawn apart: what a view gets depends on its strides
+                    tensor.copy_(
+                        torch.empty_like(tensor, memory_format=torch.contiguous_format).normal_(generator=generator)
+                    )
             self.rewind()
             self.logits: torch.Tensor = self.step(model)().float()
         self.rewind()
