@@ -139,7 +139,10 @@ def rotated_by_table(
     own: QkRotation, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, held: RotaryTables
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries and keys [batch, heads, seq, head_dim], rotated by the op; by ``own`` where it cannot compute them."""
-    if not q.dtype is k.dtype is cos.dtype or q.shape[-1] != cos.shape[-1]:
+    if not q.dtype is k.dtype is cos.dtype or not q.shape[-1] == k.shape[-1] == cos.shape[-1]:
+        return own(q, k, cos, sin)
+    # a row of the table for each of their tokens: torch's own would broadcast
+    if not q.shape[::2] == k.shape[::2] == held.positions.shape or not q.numel():
         return own(q, k, cos, sin)
     learnt = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
     # another sin: somebody rotates otherwise, with the model's cosines
