@@ -62,7 +62,7 @@ def refuse_type(op: str, name: str, value: object, expected: str, hint: str) -> 
     refuse(f"{op}: {name} is a {type(value).__name__}, expected {expected}", hint=hint, kind=ArgumentTypeError)
 
 
-def same_dtype(op: str, one: tuple[str, TensorSpec], other: tuple[str, TensorSpec], hint: str = "") -> None:
+def same_dtype(op: str, one: tuple[str, TensorSpec], other: tuple[str, TensorSpec], *, hint: str = "") -> None:
     """Raise InvalidArgumentError unless both tensors have one dtype: a mixed call would hide a conversion."""
     (name, spec), (other_name, other_spec) = one, other
     if spec.dtype != other_spec.dtype:

@@ -66,7 +66,7 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
             f"{op}: a is {dtype_name(a.dtype)}, expected float8_e4m3fn or int8",
             hint='a, scale_a = registry.call("quantize_per_token", x, "float8_e4m3fn")',
         )
-    same_dtype(op, ("a", a), ("b", b), QUANTISE_BOTH)
+    same_dtype(op, ("a", a), ("b", b), hint=QUANTISE_BOTH)
     if not a.shape or len(b.shape) != 2 or a.shape[-1] != b.shape[1] or not b.shape[1]:
         raise InvalidArgumentError(
             f"{op}: a is {shape_text(a.shape)} and b is {shape_text(b.shape)}",

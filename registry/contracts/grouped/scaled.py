@@ -57,7 +57,7 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
             f"{op}: x is {dtype_name(x.dtype)}, expected float8_e4m3fn or int8",
             hint='x, scale_x = registry.call("quantize_per_token", rows, "float8_e4m3fn")',
         )
-    same_dtype(op, ("x", x), ("weights", weights), QUANTISE_BOTH)
+    same_dtype(op, ("x", x), ("weights", weights), hint=QUANTISE_BOTH)
     if len(weights.shape) != 3 or 0 in weights.shape:
         raise InvalidArgumentError(
             f"{op}: weights has shape {shape_text(weights.shape)}", hint="expected [experts, n, k], none 0"
