@@ -62,13 +62,13 @@ def refuse_type(op: str, name: str, value: object, expected: str, hint: str) -> 
     refuse(f"{op}: {name} is a {type(value).__name__}, expected {expected}", hint=hint, kind=ArgumentTypeError)
 
 
-def same_dtype(op: str, one: tuple[str, TensorSpec], other: tuple[str, TensorSpec]) -> None:
+def same_dtype(op: str, one: tuple[str, TensorSpec], other: tuple[str, TensorSpec], *, hint: str = "") -> None:
     """Raise InvalidArgumentError unless both tensors have one dtype: a mixed call would hide a conversion."""
     (name, spec), (other_name, other_spec) = one, other
     if spec.dtype != other_spec.dtype:
         raise InvalidArgumentError(
             f"{op}: {name} is {dtype_name(spec.dtype)} but {other_name} is {dtype_name(other_spec.dtype)}",
-            hint=f"convert one of them, e.g. {other_name}.to({name}.dtype)",
+            hint=hint or f"convert one of them, e.g. {other_name}.to({name}.dtype)",
         )
 
 

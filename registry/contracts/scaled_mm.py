@@ -19,6 +19,7 @@ SCALES = ("tensor", "row", "block")
 OUT_DTYPES = tuple(dtype_name(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32))
 LONGEST_INT8 = 2**17 - 1
 """The greatest k of int8 operands: an int32 holds any sum of so many products."""
+QUANTISE_BOTH = "quantise both to one dtype, e.g. by quantize_per_token: a conversion of levels loses their scales"
 FEW_ROUNDINGS = 4.0
 """Roundings of float32 behind the sum of a product with scales of rows: of the sum, of two scales, and of a bias."""
 
@@ -65,7 +66,7 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
             f"{op}: a is {dtype_name(a.dtype)}, expected float8_e4m3fn or int8",
             hint='a, scale_a = registry.call("quantize_per_token", x, "float8_e4m3fn")',
         )
-    same_dtype(op, ("a", a), ("b", b))
+    same_dtype(op, ("a", a), ("b", b), hint=QUANTISE_BOTH)
     if not a.shape or len(b.shape) != 2 or a.shape[-1] != b.shape[1] or not b.shape[1]:
         raise InvalidArgumentError(
             f"{op}: a is {shape_text(a.shape)} and b is {shape_text(b.shape)}",

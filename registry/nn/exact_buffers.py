@@ -11,7 +11,7 @@ from ..api import weights_changed
 
 
 class ExactBuffers(torch.nn.Module):
-    """The base of modules that no conversion of the dtype changes but for parameters, and no state of other dtypes."""
+    """A module whose buffers keep their dtypes in conversions, and that loads no state with buffers of other dtypes."""
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         before = dict(self._buffers)

@@ -84,9 +84,10 @@ class ScaledExpertsMlp(ExactBuffers):
 
     def _scaled(self, hidden_states: torch.Tensor, rows: ExpertRows) -> torch.Tensor:
         """The outputs of all rows, of rounded activations."""
-        out_dtype = OUT_DTYPES[product_dtype(hidden_states)]
         # a token is rounded once, whatever the number of its experts
         levels, scales = call("quantize_per_token", hidden_states, self._dtype)
+        # a dtype that this call has taken is one of them
+        out_dtype = OUT_DTYPES[product_dtype(hidden_states)]
         gathered = rows.gathered(levels.view(torch.uint8)).view(levels.dtype)
         weight = (self.gate_up_levels, rows.offsets, rows.gathered(scales), self.gate_up_scales)
         inner = self.gated(call("grouped_scaled_mm", gathered, *weight, out_dtype))

@@ -196,7 +196,7 @@ ONE = torch.ones(())
     ("args", "message"),
     [
         ((torch.ones(2, 4), B, ONE, ONE), r"a is float32, expected float8_e4m3fn or int8\n  .*quantize_per_token"),
-        ((A, B.to(torch.float8_e4m3fn), ONE, ONE), "a is int8 but b is float8_e4m3fn"),
+        ((A, B.to(torch.float8_e4m3fn), ONE, ONE), r"a is int8 but b is float8_e4m3fn\n  quantise both"),
         ((A, B.T, ONE, ONE), r"a is 2x300 and b is 300x200\n  expected a of shape \[..., k\] and b of shape \[n, k\]"),
         ((A, B, ONE.half(), ONE), "scale_a is float16, expected float32"),
         ((A, B, torch.ones(2, 1), ONE), r"one a row of a and b, \[2, 1\] and \[200, 1\]"),

@@ -59,6 +59,11 @@ def test_a_token_gets_the_weighted_sum_of_its_experts(dtype: str) -> None:
     assert module(X[:0], INDEX[:0], WEIGHTS[:0]).shape == (0, HIDDEN)
 
 
+def test_tokens_of_a_dtype_that_is_not_rounded_are_an_error() -> None:
+    with pytest.raises(InvalidArgumentError, match="x is float64, expected float32, float16 or bfloat16"):
+        mlp()(X.double(), INDEX, WEIGHTS)
+
+
 def test_it_is_compiled_in_one_graph_and_gradients_pass_the_frozen_weights() -> None:
     module = mlp()
     x = X.clone().requires_grad_()

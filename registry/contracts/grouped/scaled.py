@@ -16,7 +16,7 @@ from ...errors import InvalidArgumentError
 from ...problem import Arguments, Problem, Value, check_choice, dtype_name
 from ..checks import positive, same_dtype, shape_text
 from ..rounding import underflow, units
-from ..scaled_mm import DTYPES, FEW_ROUNDINGS, OUT_DTYPES, check_length, product_scale
+from ..scaled_mm import DTYPES, FEW_ROUNDINGS, OUT_DTYPES, QUANTISE_BOTH, check_length, product_scale
 from ..scaled_mm_inputs import scaled_inputs
 from .routing import ROUTING, busy_experts, check_offsets, check_offsets_data, draw_offsets, gap, spans
 
@@ -57,7 +57,7 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
             f"{op}: x is {dtype_name(x.dtype)}, expected float8_e4m3fn or int8",
             hint='x, scale_x = registry.call("quantize_per_token", rows, "float8_e4m3fn")',
         )
-    same_dtype(op, ("x", x), ("weights", weights))
+    same_dtype(op, ("x", x), ("weights", weights), hint=QUANTISE_BOTH)
     if len(weights.shape) != 3 or 0 in weights.shape:
         raise InvalidArgumentError(
             f"{op}: weights has shape {shape_text(weights.shape)}", hint="expected [experts, n, k], none 0"

@@ -17,6 +17,7 @@ from .quantization.dense import DenseLayer, linear_layers, own_class
 from .quantization.experts import expert_modules, packed_experts
 from .quantization.replacing import packed_layers
 from .quantization.weight_readers import weight_readers
+from .swapping import other_forward
 
 _OUTPUT = "not packed: the output layer (lm_head=True packs it)"
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
@@ -52,7 +53,8 @@ def packable(model: torch.nn.Module, config: RegistryConfig, *, lm_head: bool) -
             found.layers[name] = layer
     for name, module in expert_modules(model):
         _check_weight(name, next(module.parameters()))
-        reason = kept.get(id(module)) or ("" if config.packs_experts else f"not packed: {OTHER_EXPERTS}")
+        told = other_forward(module) or ("" if config.packs_experts else OTHER_EXPERTS)
+        reason = kept.get(id(module)) or (f"not packed: {told}" if told else "")
         if reason:
             found.left[name] = reason
         else:

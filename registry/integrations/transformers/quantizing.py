@@ -114,8 +114,11 @@ def put(model: torch.nn.Module, packing: Packing, report: ApplyReport) -> None:
         layer.__dict__[_PACKED] = True
         report.add(f"linear packed in {packing.config.bits} bits", name)
     for name, (gate_up, down) in packing.experts.items():
+        plain = model.get_submodule(name)
         put_experts(model, name, gate_up, down)
-        model.get_submodule(name).__dict__[_PACKED] = True
+        packed = model.get_submodule(name)
+        _carry_hooks(plain, packed)
+        packed.__dict__[_PACKED] = True
         report.add(f"experts packed in {packing.config.bits} bits", name)
     for layer in lora_layers(model):
         _refuse_merging(layer)
@@ -128,7 +131,7 @@ def put(model: torch.nn.Module, packing: Packing, report: ApplyReport) -> None:
 
 
 def _carry_hooks(dense: torch.nn.Module, packed: torch.nn.Module) -> None:
-    """Let a packed layer have the hooks of the dense one; their handles go on removing them."""
+    """Let a packed layer, or experts, have the hooks of the dense one; their handles go on removing them."""
     for name, hooks in vars(dense).items():
         if name.startswith(_HOOKS) and name in vars(packed):
             packed.__dict__[name] = hooks

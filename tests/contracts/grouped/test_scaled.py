@@ -193,7 +193,7 @@ WRONG = [
         (X.float(), WEIGHTS, ENDS, SCALE_X, SCALE),
         r"x is float32, expected float8_e4m3fn or int8\n  .*quantize_per_token",
     ),
-    ((X, WEIGHTS.view(torch.int8), ENDS, SCALE_X, SCALE), "x is float8_e4m3fn but weights is int8"),
+    ((X, WEIGHTS.view(torch.int8), ENDS, SCALE_X, SCALE), r"x is float8_e4m3fn but weights is int8\n  quantise both"),
     ((X, WEIGHTS[0], ENDS, SCALE_X, SCALE), r"weights has shape 24x64\n  expected \[experts, n, k\]"),
     ((X[:, :32], WEIGHTS, ENDS, SCALE_X, SCALE), r"x has shape 6x32 but weights are 3x24x64\n  expected \[m, 64\]"),
     ((X, WEIGHTS, ENDS[:3], SCALE_X, SCALE), "offsets has shape 3 but there are 3 experts"),

@@ -144,6 +144,23 @@ def test_angles_that_change_in_place_are_read_again() -> None:
         assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(*both, strict=True))
 
 
+def test_queries_and_keys_that_angles_are_spread_over_rotate_as_by_the_function() -> None:
+    rotate = executed(next(one for one in distinct("rotary_pos_emb") if "float" not in one.source))
+    q, k, half = torch.randn(2, 4, 5, 16), torch.randn(2, 2, 5, 16), torch.randn(2, 5, 8)
+    angles = torch.cat((half, half), -1)
+    for given in (
+        (q, k, angles[:, :1]),
+        (q, k, angles[:1, :1]),
+        (q[:, :, :1], k, angles),
+        (q, k[:1], angles),
+        (q[:1], k, angles[:1]),
+        (q, k[:, :, :1], angles),
+        (q[:, :, :0], k[:, :, :0], angles[:, :0]),
+    ):
+        expected, found = computed(rotate, *given[:2], given[2].cos(), given[2].sin())
+        assert all(torch.equal(*both) for both in zip(expected, found, strict=True))
+
+
 @pytest.mark.parametrize("arguments", [{}, {"unlike": True}])
 def test_gelus_compute_what_their_classes_do(arguments: dict[str, bool]) -> None:
     x = torch.linspace(-5, 5, 64).view(2, 32)

@@ -141,3 +141,22 @@ def test_packed_experts_gate_by_one_op(tmp_path: Path, settings: Any, op: str) -
     called = (tmp_path / "calls.yaml").read_text()
     assert {name in called for name in ("silu_and_mul:", op)} == {True}
     torch.testing.assert_close(*results, atol=1e-3, rtol=2e-2)
+
+
+def test_packed_experts_keep_hooks_and_those_of_another_forward_are_left() -> None:
+    model, seen = tiny("mixtral", torch.bfloat16), []
+    first, second = (layer.mlp.experts for layer in model.model.layers)
+    handle = first.register_forward_hook(lambda _, args, y: seen.append(y.shape))
+    own = second.forward
+    second.forward = lambda *given: own(*given) * 2
+    report = apply(model, quantize="fp8")
+    assert model.model.layers[1].mlp.experts is second
+    assert "not packed: another program computes it" in report.left
+    given = [one.bfloat16() if one.is_floating_point() else one for one in routed()]
+    assert isinstance(experts_of(model), ScaledExpertsMlp)
+    seen.clear()  # of the proofs that apply makes
+    with torch.no_grad():
+        experts_of(model)(*given)
+        handle.remove()
+        experts_of(model)(*given)
+    assert seen == [(9, 64)]

@@ -170,7 +170,10 @@ def rotated_by_table(
 
 def _fits(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, held: RotaryTables) -> bool:
     """Whether the op takes queries and keys with a table, and rounds them as the model's own function does."""
-    if q.dtype is not k.dtype or q.shape[-1] != held.table.shape[1]:
+    if q.dtype is not k.dtype or not q.shape[-1] == k.shape[-1] == held.table.shape[1]:
+        return False
+    # a row of the table for each of their tokens: torch's own would broadcast
+    if not q.shape[::2] == k.shape[::2] == held.positions.shape or not q.numel():
         return False
     # complex numbers are in fp32, in which the function rotates halves, too
     return q.dtype in {*HALVES, held.table.dtype} if cos.is_complex() else q.dtype is cos.dtype

@@ -34,8 +34,8 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
                             output embeddings and layers of tied weights, as transformers leaves out. With a list those
                             are packed too, if it does not name them
     modules   of a saved checkpoint: bits, group_size and codebook of each layer that differs from the others
-    experts   of a saved checkpoint: group_size and the two kinds of zero points (gate_up, down) of each layer's
-              experts, or of experts in 8 bits activations, their dtype
+    experts   of a saved checkpoint, for each layer's experts: group_size and the two kinds of zero points (gate_up,
+              down); for those in 8 bits activations, the dtype of these and of the weights
     source    of a checkpoint that another library packed: its own quantization_config
     """
 

@@ -13,7 +13,7 @@ from transformers.core_model_loading import WeightConverter
 from ....errors import InvalidArgumentError
 from ....nn import ScaledExperts
 from ....nn.scaled_experts import ExpertWeights
-from ....packed import PackedExperts, PackedWeight, symmetric_zero
+from ....packed import SCALE_DTYPES, PackedExperts, PackedWeight, symmetric_zero
 from .checkpoints import LayerFormat
 from .config import EXPERT_BITS
 from .experts import DOWN, GATE_UP
@@ -34,20 +34,24 @@ class ReadExperts(LayerOperation):
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Any]:
-        """No tensors: the experts' weights are packed and set at the end of the loading."""
+        """No tensors of packed experts, which are set when all are read; the weight of others by its full name."""
         self.record.note_missing(kwargs.get("missing_keys"))
-        layer, _, parameter = str(kwargs["full_layer_name"]).rpartition(".")
-        model = kwargs["model"]
+        name = str(kwargs["full_layer_name"])
+        layer, _, parameter = name.rpartition(".")
+        model, is_read = kwargs["model"], name in self.record.expert_parameters
+        plain = getattr(model.get_submodule(layer), parameter, None)
+        if plain is not None and not is_read and (whole := _whole(input_dict, parameter)) is not None:
+            return {name: whole.to(plain.dtype)}
 
         def read() -> None:
-            if f"{layer}.{parameter}" not in self.record.expert_parameters:
+            if not is_read:
                 raise InvalidArgumentError(
                     f"the checkpoint has packed experts, but {type(model.get_submodule(layer)).__name__} computes"
                     " otherwise than PackedExpertsMlp",
                     hint="take the checkpoint in full precision",
                 )
             shape = tuple(getattr(model.get_submodule(layer), parameter).shape)
-            self.hold(model, f"{layer}.{parameter}", self._packed(layer, parameter, input_dict, shape))
+            self.hold(model, name, self._packed(layer, parameter, input_dict, shape))
 
         self.put(layer, read, kwargs.get("missing_keys"), parameter)
         return {}
@@ -65,7 +69,8 @@ class ReadExperts(LayerOperation):
             [(f"{layer}.{expert}.{names[0]}", each[expert]) for names, each in zip(projections, tensors, strict=True)]
             for expert in range(experts)
         ]
-        packed = _scaled(self.record.format, of_experts) or self._in_words(of_experts, (n // len(tensors), k))
+        each_shape = n // len(tensors), k
+        packed = _scaled(self.record.format, of_experts, each_shape) or self._in_words(of_experts, each_shape)
         if packed.shape != (n, k):
             raise InvalidArgumentError(f"its packed experts have shape {packed.shape}, the model's {(n, k)}")
         return packed
@@ -97,6 +102,11 @@ def read_experts(record: LoadingRecord) -> list[WeightConverter]:
     ]
 
 
+def is_for_experts(conversion: Any) -> bool:
+    """True for a model's own rules that gather the weights of a layer's experts."""
+    return isinstance(conversion, WeightConverter) and any("experts" in name for name in conversion.source_patterns)
+
+
 def _by_expert(given: dict[str, Any], names: Sequence[str]) -> list[dict[str, torch.Tensor]]:
     """The tensors of each expert's projection by their last names; the loader gathers them in the experts' order."""
     found: list[dict[str, torch.Tensor]] = []
@@ -109,14 +119,34 @@ def _by_expert(given: dict[str, Any], names: Sequence[str]) -> list[dict[str, to
     return found
 
 
-def _scaled(format_: LayerFormat, experts: Sequence[Sequence[LayerTensors]]) -> ScaledExperts | None:
-    """The experts from the names and tensors of each one's projections; None if their activations are not rounded."""
+def _whole(given: dict[str, Any], parameter: str) -> torch.Tensor | None:
+    """The weight of experts that a checkpoint has in full precision; None if it has other tensors of them, too."""
+    projections = [_by_expert(given, names) for names in _PROJECTIONS[parameter]]
+    tensors = [part for each in projections for part in each]
+    if any(set(part) != {"weight"} or part["weight"].dtype not in SCALE_DTYPES for part in tensors):
+        return None
+    # the loader refuses the weight of too few experts
+    joined = [torch.cat([part["weight"] for part in parts]) for parts in zip(*projections, strict=False)]
+    return torch.stack(joined)
+
+
+def _scaled(
+    format_: LayerFormat, experts: Sequence[Sequence[LayerTensors]], shape: tuple[int, int]
+) -> ScaledExperts | None:
+    """The experts from the names and tensors of each one's projections, whose weights have that shape.
+
+    None if their activations are not rounded.
+    """
     made = [[format_.scaled(name, tensors) for name, tensors in parts] for parts in experts]
     found = [[one for one in parts if one is not None] for parts in made]
     if not any(found):
         return None
     if [len(parts) for parts in found] != [len(parts) for parts in made]:
         raise InvalidArgumentError("activations of some of its experts are in 8 bits, and of others they are not")
+    for parts, named in zip(found, experts, strict=True):
+        for (weight, _), (name, _) in zip(parts, named, strict=True):
+            if weight.shape != shape:
+                raise InvalidArgumentError(f"{name}.weight has shape {tuple(weight.shape)}", hint=f"expected {shape}")
     # float8 is not joined
     levels = [torch.cat([levels.view(torch.uint8) for levels, _ in parts]) for parts in found]
     scales = [torch.cat([scales for _, scales in parts]) for parts in found]

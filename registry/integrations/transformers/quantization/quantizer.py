@@ -19,7 +19,7 @@ from ....problem import dtype_name
 from .checkpoints import METHOD, PackedForm, TensorFiles
 from .config import EXPERT_BITS, OTHER_EXPERTS, RegistryConfig
 from .dense import linear_layers
-from .expert_reading import read_experts
+from .expert_reading import is_for_experts, read_experts
 from .experts import (
     DOWN,
     GATE_UP,
@@ -91,8 +91,14 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         return [*(read_experts(self.record) if foreign else ()), read_packed(self.record)]
 
     def update_weight_conversions(self, weight_conversions: list[Any], *args: Any) -> list[Any]:
-        """The model's own rules after those for packed tensors, whose names may begin as theirs do."""
-        return [*self.get_weight_conversions(), *weight_conversions]
+        """The model's own rules after those for packed tensors, whose names may begin as theirs do.
+
+        Those for experts come before ours for layers, which takes any tensor named "weight" of some formats.
+        """
+        ours = self.get_weight_conversions()
+        first = [each for each in weight_conversions if is_for_experts(each)]
+        others = [each for each in weight_conversions if not is_for_experts(each)]
+        return [*ours[:-1], *first, *ours[-1:], *others]
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> torch.dtype | None:
         """None, the file's own, for packed tensors."""

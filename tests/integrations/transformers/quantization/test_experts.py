@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,11 @@ if TYPE_CHECKING:  # see late_imports
 pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
 
 
-def mixtral() -> MixtralForCausalLM:
+def mixtral(layers: int = 1) -> MixtralForCausalLM:
     from transformers import MixtralConfig, MixtralForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": layers}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 3, "num_experts_per_tok": 2}
     return MixtralForCausalLM(MixtralConfig(**sizes, **heads, initializer_range=0.2)).bfloat16().eval()
 
@@ -149,11 +150,21 @@ def test_experts_that_a_checkpoint_has_one_by_one_are_loaded_exactly(tmp_path: P
     assert (logits(plain) - found).square().mean().sqrt() < 0.02 * found.square().mean().sqrt()
 
 
-def rounded_one_by_one(folder: Path, dtype: str, activations: bool = True) -> None:
-    """A Mixtral whose experts alone are in 8 bits, with a scale for each row, as llm-compressor writes them."""
-    mixtral().save_pretrained(folder)
+def rounded_one_by_one(
+    folder: Path,
+    dtype: str,
+    activations: bool = True,
+    model: Any = None,
+    rounded: str = r"\.experts\.",
+    ignored: tuple[str, ...] = (),
+) -> None:
+    """A Mixtral in which weights are in 8 bits, with a scale for each row, as llm-compressor writes them.
+
+    Those with names like ``rounded``: the experts' alone unless another pattern is given.
+    """
+    (mixtral() if model is None else model).save_pretrained(folder)
     state = load_file(folder / "model.safetensors")
-    for name in [name for name in state if ".experts." in name]:
+    for name in [name for name in state if re.search(rounded, name)]:
         state[name], state[f"{name}_scale"] = registry.call("quantize_per_token", state[name], dtype)
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     each = {"num_bits": 8, "type": "float" if dtype == "float8_e4m3fn" else "int", "symmetric": True}
@@ -165,6 +176,7 @@ def rounded_one_by_one(folder: Path, dtype: str, activations: bool = True) -> No
         "quant_method": "compressed-tensors",
         "format": f"{kind}-quantized",
         "config_groups": {"group_0": group},
+        "ignore": list(ignored),
     }
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
 
@@ -182,6 +194,37 @@ def test_experts_of_8_bits_that_a_checkpoint_has_one_by_one_are_loaded_exactly(t
     model.save_pretrained(tmp_path / "saved")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert torch.equal(logits(again), logits(model))
+
+
+@pytest.mark.parametrize(
+    "rounded",
+    [r"self_attn\.\w_proj", pytest.param(r"self_attn\.\w_proj|layers\.0\..*experts", id="and-experts-of-one")],
+)
+def test_experts_in_full_precision_beside_layers_of_8_bits_are_loaded_exactly(tmp_path: Path, rounded: str) -> None:
+    original, some = mixtral(2), "experts" in rounded
+    ignored = ("lm_head", r"re:.*layers\.1\..*experts.*" if some else "re:.*experts.*")
+    rounded_one_by_one(tmp_path / "first", "float8_e4m3fn", model=original, rounded=rounded, ignored=ignored)
+    model = load(tmp_path / "first")
+    first, second = (layer.mlp.experts for layer in model.model.layers)
+    assert isinstance(first, ScaledExpertsMlp) == some
+    for name in ("gate_up_proj", "down_proj"):
+        assert torch.equal(getattr(second, name), getattr(original.model.layers[1].mlp.experts, name))
+        if not some:
+            assert torch.equal(getattr(first, name), getattr(original.model.layers[0].mlp.experts, name))
+    model.save_pretrained(tmp_path / "saved")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert torch.equal(logits(again), logits(model))
+
+
+def test_an_expert_of_8_bits_of_another_shape_is_named(tmp_path: Path) -> None:
+    rounded_one_by_one(tmp_path, "int8")
+    state = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in state if name.endswith(".experts.1.w1.weight"))
+    save_file(state | {name: state[name][:, :32].contiguous()}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        InvalidArgumentError, match=r"experts\.1\.gate_proj\.weight has shape \(96, 32\)\n  expected \(96, 64\)"
+    ):
+        load(tmp_path)
 
 
 def test_experts_of_8_bits_beside_whole_activations_are_refused(tmp_path: Path) -> None:
