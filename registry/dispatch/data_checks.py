@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..arguments.schema import tensors_in
 from ..contract import Op
 from ..errors import InvalidArgumentError
 from .call_answers import Asked
@@ -26,6 +27,15 @@ def checking(environ: Mapping[str, str] = os.environ) -> bool:
             f"{VARIABLE}={given!r:.80}", hint="expected 1, to check the contents of tensors at each call, or 0"
         )
     return given == "1"
+
+
+def refuse_wrong_data(op: Op, values: tuple[Any, ...]) -> None:
+    """Raise the op's error for tensors on the CPU whose contents it does not accept, after a plan of it failed.
+
+    Then the plan is not at fault. On another device an index beyond a table's end raises nothing at the call.
+    """
+    if op.check_data is not None and all(tensor.device.type == "cpu" for tensor in tensors_in(values)):
+        op.check_data(dict(zip(op.parsed.names, values, strict=True)))
 
 
 def data_check(op: Op) -> DataCheck | None:

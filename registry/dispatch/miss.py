@@ -12,7 +12,7 @@ from ..device import Device
 from ..errors import NotLaunchedError, NotReadyError
 from ..problem import Arguments
 from .call_answers import Answers, Asked
-from .data_checks import DataCheck
+from .data_checks import DataCheck, refuse_wrong_data
 from .forcing import Forced, Forcing
 from .hit.call_parts import without_lists
 from .hit.counter import Counter
@@ -180,6 +180,7 @@ class Miss:
             if checked:
                 resolved.check(outputs, values)
         except Exception as fault:
+            refuse_wrong_data(self._op, values)
             if not self._put_aside(resolved, fault, None, generations[1]):
                 raise
             return None
@@ -211,6 +212,13 @@ class Miss:
         plan = resolved.plan
         if plan is None or not _went_through(fault, plan.call):
             return False
+        specs = plan.signature.arguments.tensors.values()
+        if (
+            self._op.check_data is not None
+            and not self._op.parsed.mutates
+            and all(x.device.type == "cpu" for x in specs)
+        ):
+            return True  # the values, which are not known here, may be at fault: the candidate is tried again
         return self._put_aside(resolved, fault, forced, self.plans.generation)
 
     def warm(self, args: tuple[Any, ...], attributes: Mapping[str, Any], values: tuple[Any, ...]) -> None:
@@ -240,6 +248,8 @@ class Miss:
                     outputs = self._prepared(attempt, resolved, asked)(*asked.values)
             except Exception as fault:
                 own, attempt.fault = fault is attempt.fault, None  # they hold each other, and the tensors
+                if own and resolved.plan is not None:
+                    refuse_wrong_data(self._op, asked.values)
                 if not own or not self._put_aside(resolved, fault, forced, generation):
                     raise
                 makeshift = makeshift or passes(fault)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -77,6 +78,39 @@ def test_each_way_in_reads_the_data_of_each_call(dispatcher: Dispatcher) -> None
     assert len(READ) == 4 * (len(ways) + 1)
 
 
+@pytest.mark.parametrize("dispatcher", ["0"], indirect=True)
+def test_on_a_cpu_wrong_data_are_told_where_they_make_a_kernel_fail(
+    dispatcher: Dispatcher, recwarn: pytest.WarningsRecorder
+) -> None:
+    weight = torch.randn(5, 4)
+    with dispatcher.using(embedding="torch.native"):
+        for indices in ([1, 9], [1, 2], [1, 9], [1, 2, 3], [1, 2, 9]):  # a miss, hits, and another size
+            if 9 in indices:
+                with pytest.raises(OutOfRangeError, match=rf"indices\[{len(indices) - 1}\] is 9, expected 0 to 4"):
+                    dispatcher.call("embedding", torch.tensor(indices), weight)
+            else:
+                assert dispatcher.call("embedding", torch.tensor(indices), weight).equal(weight[indices])
+        assert dispatcher.explain("embedding", torch.tensor([1, 2]), weight).implementation == "torch.native"
+    assert not recwarn.list, "nothing is put aside"
+
+
+def test_targets_are_classes_or_ignored(dispatcher: Dispatcher) -> None:
+    logits, weight = torch.randn(3, 8), torch.randn(8, 4)
+    for target in ([0, -100, 7], [0, 8, 7], [0, -1, 7]):
+        given = torch.tensor(target)
+        losses = (
+            lambda: dispatcher.call("cross_entropy", logits, given),  # noqa: B023
+            lambda: dispatcher.call("fused_linear_cross_entropy", torch.randn(3, 4), weight, given),  # noqa: B023
+        )
+        for loss in losses:
+            if target[1] == -100:
+                loss()
+            else:
+                message = rf"target\[1\] is {target[1]}, expected 0 to 7, a class, or ignore_index=-100"
+                with pytest.raises(OutOfRangeError, match=message):
+                    loss()
+
+
 def test_the_error_is_an_index_error_and_says_what_to_do(dispatcher: Dispatcher) -> None:
     with pytest.raises(IndexError, match="take its absolute value") as caught:
         dispatcher.call("test::root", WRONG)
@@ -110,6 +144,10 @@ def test_offsets_of_experts_must_not_decrease(dispatcher: Dispatcher) -> None:
 def test_the_inputs_of_the_box_pass_their_checks(op: Op) -> None:
     assert op.check_data is not None
     for place, kind in enumerate(op.kinds):
-        problem = op.problem_of(op.examples[place])
+        # losses are defined for targets outside of the vocabulary, too
+        outside = kind == "outside"
+        example = next(dims for dims in op.examples if int(dims["rows"]) > 2) if outside else op.examples[place]
+        problem = op.problem_of(example)
         values = op.draw(problem, kind, torch.Generator().manual_seed(place))
-        op.check_data(dict(zip(op.parsed.names, values, strict=True)))
+        with pytest.raises(OutOfRangeError) if outside else contextlib.nullcontext():
+            op.check_data(dict(zip(op.parsed.names, values, strict=True)))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from .targets import (
     accumulator,
     check_loss,
     check_smoothing,
+    check_target_data,
     drawn,
     loss_examples,
     loss_problem,
@@ -151,6 +153,7 @@ CROSS_ENTROPY = Op(
     kinds=KINDS,
     examples=loss_examples(),
     check=check_loss,
+    check_data=partial(check_target_data, "cross_entropy"),
     forms=cross_entropy_forms,
     backward=Backward(op="cross_entropy_backward", saved=("logits", "target", "weight", "lse")),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,16 @@ from .. import fills
 from ..checks import same_dtype, shape_text
 from ..rounding import fp32_weight, underflow, units
 from .cross_entropy import CROSS_ENTROPY
-from .targets import Targets, accumulator, check_loss, check_smoothing, drawn, loss_examples, loss_problem
+from .targets import (
+    Targets,
+    accumulator,
+    check_loss,
+    check_smoothing,
+    check_target_data,
+    drawn,
+    loss_examples,
+    loss_problem,
+)
 
 
 def cross_entropy_backward_reference(
@@ -162,4 +172,5 @@ CROSS_ENTROPY_BACKWARD = Op(
     kinds=CROSS_ENTROPY.kinds,
     examples=loss_examples(),
     check=check_loss,
+    check_data=partial(check_target_data, "cross_entropy_backward"),
 )

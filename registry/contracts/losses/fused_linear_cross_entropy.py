@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from .linear_logits import (
     logit_errors,
     row_spans,
 )
-from .targets import KINDS, REDUCTIONS, Targets, accumulator, check_smoothing
+from .targets import KINDS, REDUCTIONS, Targets, accumulator, check_smoothing, check_target_data
 
 
 def fused_linear_cross_entropy_reference(
@@ -151,6 +152,7 @@ FUSED_LINEAR_CROSS_ENTROPY = Op(
     kinds=KINDS,
     examples=linear_loss_examples(),
     check=check_linear_loss,
+    check_data=partial(check_target_data, "fused_linear_cross_entropy"),
     backward=Backward(op="fused_linear_cross_entropy_backward", saved=("x", "weight", "target", "bias", "lse")),
     weights=frozenset({"weight", "bias"}),
 )

@@ -7,6 +7,7 @@ its gradient by itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from .linear_logits import (
     row_spans,
 )
 from .logit_gradients import GRADIENT_ATOL, GRADIENT_RTOL, LogitGradients
-from .targets import Targets, accumulator, check_smoothing
+from .targets import Targets, accumulator, check_smoothing, check_target_data
 
 
 def fused_linear_cross_entropy_backward_reference(  # noqa: PLR0913, PLR0917  (a value of the schema each)
@@ -135,5 +136,6 @@ FUSED_LINEAR_CROSS_ENTROPY_BACKWARD = Op(
     kinds=FUSED_LINEAR_CROSS_ENTROPY.kinds,
     examples=linear_loss_examples(),
     check=check_linear_loss,
+    check_data=partial(check_target_data, "fused_linear_cross_entropy_backward"),
     weights=FUSED_LINEAR_CROSS_ENTROPY.weights,
 )

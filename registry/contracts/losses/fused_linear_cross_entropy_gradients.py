@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from .linear_logits import (
     linear_loss_problem,
 )
 from .logit_gradients import GRADIENT_ATOL, GRADIENT_RTOL, LogitGradients
-from .targets import Targets, accumulator
+from .targets import Targets, accumulator, check_target_data
 
 SCALAR_REDUCTIONS = ("mean", "sum")
 
@@ -150,5 +151,6 @@ FUSED_LINEAR_CROSS_ENTROPY_GRADIENTS = Op(
     kinds=FUSED_LINEAR_CROSS_ENTROPY.kinds,
     examples=tuple(each for each in linear_loss_examples() if each["reduction"] in SCALAR_REDUCTIONS),
     check=check_linear_loss,
+    check_data=partial(check_target_data, "fused_linear_cross_entropy_gradients"),
     weights=FUSED_LINEAR_CROSS_ENTROPY.weights,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from ...errors import InvalidArgumentError
 from ...problem import Arguments, Problem, TensorSpec, Value, check_choice, dtype_name
 from ...tracing import refuse
 from .. import fills
-from ..checks import FLOATS, float_dtype, float_tensor, positive, same_dtype, shape_text
+from ..checks import FLOATS, check_values, float_dtype, float_tensor, positive, same_dtype, shape_text
 from ..softmax import mask_front
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -108,6 +109,18 @@ def check_target(op: str, of: tuple[str, TensorSpec], target: TensorSpec) -> Non
             f" (shape {shape_text(spec.shape)})",
             hint=f"expected a target of shape {spec.shape[0]}, e.g. target.flatten()",
         )
+
+
+def check_target_data(op: str, values: Mapping[str, Any]) -> None:
+    """Raise OutOfRangeError for a target that is neither a class nor ``ignore_index``.
+
+    The classes are the columns of ``logits``, and where these are computed the rows of ``weight``.
+    """
+    target, ignored = values["target"], values["ignore_index"]
+    classes = values["logits"].shape[1] if "logits" in values else values["weight"].shape[0]
+    wrong = (target != ignored) & ((target < 0) | (target >= classes))
+    hint = "does the tokenizer fit the model?"
+    check_values(op, "target", target, wrong, f"0 to {classes - 1}, a class, or ignore_index={ignored}", hint)
 
 
 def _check_weight(op: str, logits: TensorSpec, weight: TensorSpec) -> None:
