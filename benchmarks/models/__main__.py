@@ -1,12 +1,14 @@
 """A decoder of transformers with and without ``apply``, and with other projects' layers: decode steps and prompts.
 
     python -m benchmarks.models [--model llama] [--layers 32] [--batches 1 16] [--time-limit SECONDS]
+                                [--context 1024] [--filled 512]
                                 [--forms eager graph compile reduce-overhead prefill]
                                 [--ways plain apply int4 fp8 torchao gemlite humming torchao-fp8]
                                 [--processes] [--write benchmarks/results/h200/models]
 
-The model has Llama-3.1-8B's widths, or Mixtral-8x7B's, and random weights in bfloat16. A decode step is one token for
-each sequence over a StaticCache of 1024, of which 512 are filled; a prompt is 512 tokens into an empty one. Ways:
+The model has Llama-3.1-8B's widths, Mixtral-8x7B's, or (``deepseek``) those of DeepSeek-V3's attention with a small
+dense MLP, and random weights in bfloat16. A decode step is one token for each sequence over a StaticCache of 1024, of
+which 512 are filled; a prompt is 512 tokens into an empty one. Ways:
 
 plain     transformers with torch's attention
 apply     what ``registry.integrations.transformers.apply`` makes of it
@@ -42,7 +44,7 @@ import transformers
 from registry import Device
 
 from .. import arguments as types
-from .decoding import FORMS, UNCOMPILED
+from .decoding import CONTEXT, FILLED, FORMS, UNCOMPILED
 from .entrants import Entrant, EntrantError, ModelSizes, answers, entrants
 from .peers import versions
 from .table import plain_table
@@ -138,7 +140,7 @@ def built(ways: Sequence[Entrant], options: argparse.Namespace) -> tuple[list[En
 def measure(options: argparse.Namespace, device: torch.device) -> list[Row]:
     """All rows, printed as they come; what would end after the time limit is left out."""
     limit = Deadline(options.time_limit)
-    sizes = ModelSizes(options.model, options.layers, device, options.smoke)
+    sizes = ModelSizes(options.model, options.layers, device, options.smoke, options.context, options.filled)
     rows: list[Row] = []
     with entrants(options.ways, sizes, processes=options.processes) as ways:
         able, failed = built(ways, options)
@@ -156,7 +158,7 @@ def write(folder: Path, rows: Sequence[Row], options: argparse.Namespace, device
     """Write ``models.json`` and ``models.txt`` into the folder."""
     environment = {
         "device": str(device), **device.software(), "transformers": transformers.__version__, **versions(options.ways),
-        "model": options.model, "layers": options.layers,
+        "model": options.model, "layers": options.layers, "context": options.context, "filled": options.filled,
     }  # fmt: skip
     record = {"environment": environment, "rows": [asdict(row) for row in rows]}
     (folder / "models.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -170,6 +172,8 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", choices=tuple(MODELS), default="llama")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--batches", type=types.positive, action=types.Listed, default=[1, 16], metavar="N")
+    parser.add_argument("--context", type=types.positive, default=CONTEXT, help="tokens that caches have room for")
+    parser.add_argument("--filled", type=types.positive, default=FILLED, help="tokens that are in the caches")
     forms = [form for form in FORMS if form != "max-autotune"]
     parser.add_argument("--forms", type=types.one_of(FORMS), action=types.Listed, default=forms, metavar="FORM")
     parser.add_argument("--ways", type=_way, action=types.Listed, default=list(WAYS), metavar="WAY")

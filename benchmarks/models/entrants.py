@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .decoding import Decoding, prefill
+from .decoding import CONTEXT, FILLED, Decoding, prefill
 from .timing import Round, round_of
 from .ways import model_of, settings_of, told, why_not
 
@@ -34,12 +34,17 @@ class Ready(NamedTuple):
 
 
 class ModelSizes(NamedTuple):
-    """Which model is made: a name of ``ways.MODELS``, its layers, the device, and whether its widths are small."""
+    """Which model is made: a name of ``ways.MODELS``, its layers, the device, and whether its widths are small.
+
+    Its caches have room for ``context`` tokens, of which ``filled`` are there.
+    """
 
     model: str
     layers: int
     device: torch.device
     small: bool
+    context: int = CONTEXT
+    filled: int = FILLED
 
 
 class Entrant(Protocol):
@@ -84,7 +89,8 @@ class Measured:
             if form == "prefill":
                 self._round = round_of(prefill(self._model, batch), lambda: None)
             else:
-                decoding = Decoding(self._model, batch, settings_of(self.way))
+                room = {"context": self._sizes.context, "filled": self._sizes.filled}
+                decoding = Decoding(self._model, batch, settings_of(self.way), **room)
                 self._round = round_of(decoding.in_form(form), decoding.rewind)
                 logits = decoding.logits.cpu().numpy()
         return Ready(time.perf_counter() - began, logits)

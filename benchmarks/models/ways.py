@@ -23,11 +23,27 @@ LLAMA = {
     "rms_norm_eps": 1e-5,
 }
 MIXTRAL = {**LLAMA, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2}
+DEEPSEEK = {
+    "hidden_size": 7168,
+    "intermediate_size": 2048,
+    "first_k_dense_replace": 1 << 30,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "vocab_size": 1024,
+    "max_position_embeddings": 8192,
+}
 MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", LLAMA),
     "mixtral": ("MixtralConfig", MIXTRAL),
+    "deepseek": ("DeepseekV3Config", DEEPSEEK),
 }
-"""By name the class of a model's configuration and its sizes: Llama-3.1-8B's, and Mixtral-8x7B's."""
+"""By name the class of a model's configuration and its sizes: Llama-3.1-8B's, Mixtral-8x7B's, and DeepSeek-V3's
+attention with a small dense MLP and vocabulary."""
 SMALL = {
     "hidden_size": 256,
     "intermediate_size": 256,
@@ -37,6 +53,7 @@ SMALL = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
 }
+SMALL_LATENTS = {**DEEPSEEK, **SMALL, "num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 64}
 HEAD = "+head"
 """What a way's name ends in where the output layer is packed, too."""
 NAMES = ("plain", "apply", *get_args(WeightFormat), *peers.PEERS)
@@ -51,7 +68,9 @@ def is_way(name: str) -> bool:
 def model_of(way: str, model: str, layers: int, device: torch.device, *, small: bool) -> Any:
     """The model of a way; equal weights for all. Raises ImportError for a peer that is not installed."""
     kind, sizes = MODELS[model]
-    config = getattr(transformers, kind)(**(SMALL if small else sizes), num_hidden_layers=layers)
+    if small:
+        sizes = SMALL_LATENTS if sizes is DEEPSEEK else SMALL
+    config = getattr(transformers, kind)(**sizes, num_hidden_layers=layers)
     torch.manual_seed(0)
     with device:
         made = transformers.AutoModelForCausalLM.from_config(
