@@ -34,13 +34,25 @@ class Swapped(torch.nn.Module):
     registry_constants: str
     """What the forward knows of its module; each class says which."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Make a module of the own class, e.g. for ``type(model).from_pretrained``: nothing of it was replaced."""
+        own, _ = _parted(type(self))
+        self.__class__ = own  # type: ignore[assignment]
+        own.__init__(self, *args, **kwargs)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and files name the module's own class and what was swapped: no file has the class made of both."""
-        own, forwards = type(self), []
-        while issubclass(own, Swapped):
-            forwards.append(own.registry_forward)
-            own = own.registry_class  # type: ignore[assignment]
-        return _empty, (own, *reversed(forwards)), self.__getstate__()
+        own, forwards = _parted(type(self))
+        return _empty, (own, *forwards), self.__getstate__()
+
+
+def _parted(swapped_class: type[torch.nn.Module]) -> tuple[type[torch.nn.Module], list[type[Swapped]]]:
+    """The own class of swapped modules, and the classes that ``swap`` was given, the first one first."""
+    forwards: list[type[Swapped]] = []
+    while issubclass(swapped_class, Swapped):
+        forwards.insert(0, swapped_class.registry_forward)
+        swapped_class = swapped_class.registry_class
+    return swapped_class, forwards
 
 
 def swap(module: torch.nn.Module, forward: type[Swapped], constants: tuple[Any, ...] = (), **attributes: Any) -> None:

@@ -105,6 +105,20 @@ def test_what_is_replaced_is_told_and_a_second_time_nothing_is() -> None:
     assert str(apply(model)) == "nothing to replace"
 
 
+def test_a_new_model_of_an_applied_models_class_is_a_plain_one(tmp_path: Path) -> None:
+    model = tiny("llama")
+    own, expected = type(model), logits(model, prompt())
+    model.save_pretrained(tmp_path)
+    apply(model)
+    assert type(model) is not own
+    for made in (type(model)(model.config), type(model).from_pretrained(tmp_path)):
+        assert type(made) is own
+        assert type(made.train()(prompt(), labels=prompt()).loss) is torch.Tensor
+    torch.testing.assert_close(logits(made.eval(), prompt()), expected)
+    layer = model.model.layers[0].self_attn.q_proj
+    assert type(type(layer)(4, 3)) is torch.nn.Linear
+
+
 def test_what_computes_something_else_is_left_with_the_reason() -> None:
     class Centred(torch.nn.Module):
         """Looks like a norm by its weight and eps."""
