@@ -43,7 +43,7 @@ class Swapped(torch.nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and files name the module's own class and what was swapped: no file has the class made of both."""
         own, forwards = _parted(type(self))
-        return _empty, (own, *forwards), self.__getstate__()
+        return _empty, (own, *forwards), self.__getstate__()  # type: ignore[no-untyped-call]
 
 
 def _parted(swapped_class: type[torch.nn.Module]) -> tuple[type[torch.nn.Module], list[type[Swapped]]]:
