@@ -25,7 +25,7 @@ from .forwards.rotary import replace_rotary, restore_rotary
 from .loss_proofs import between_output_and_loss, output_layer
 from .losses import causal_lm_loss
 from .proofs import SPREAD, is_spread
-from .quantization.experts import expert_modules, packed_experts
+from .quantization.experts import expert_modules, other_experts, packed_experts
 from .quantizing import GROUP_SIZE, format_of, lost_weights, packing_of, put, refuse_without_format
 from .report import ApplyReport
 from .swapping import Swapped, other_forward, swap, swapped, unswap
@@ -89,10 +89,13 @@ def _replace_parts(model: torch.nn.Module, report: ApplyReport, *, fused_loss: b
     for name, module in list(model.named_modules()):
         if not isinstance(module, Swapped):
             _replace(module, name, report)
-    for name, module in [*expert_modules(model), *packed_experts(model)]:
+    experts = dict([*expert_modules(model), *packed_experts(model)])
+    for name, module in experts.items():
         if not isinstance(module, Swapped):
             told = replace_experts(module)
             report.leave(f"experts: {told}", name) if told else report.add("experts", name)
+    for name in other_experts(model, experts):
+        report.leave("experts: they compute something else than sums of down(act(gate(x)) * up(x))", name)
     _replace_rotary(model, report)
     _replace_attention(model, report)
     replace_residual_sums(model, report)

@@ -14,6 +14,8 @@ from registry.nn import ScaledExpertsMlp
 from .tiny_models import tiny
 
 if TYPE_CHECKING:  # see late_imports
+    import transformers
+
     from registry.integrations.transformers import apply, restore
     from registry.integrations.transformers.swapping import unswap
 
@@ -90,6 +92,17 @@ def test_an_implementation_that_is_asked_for_afterwards_is_transformers(tmp_path
     restore(model)
     apply(model)
     assert called()[0]
+
+
+def test_experts_of_another_form_are_left_with_the_reason() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = transformers.GptOssConfig(**sizes, **heads, num_local_experts=4)
+    report = apply(transformers.AutoModelForCausalLM.from_config(config))
+    assert report.left["experts: they compute something else than sums of down(act(gate(x)) * up(x))"] == [
+        "model.layers.0.mlp.experts"
+    ]
+    assert "experts" not in report.replaced
 
 
 @pytest.mark.parametrize(

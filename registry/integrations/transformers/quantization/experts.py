@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,14 @@ def expert_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
                 proved[type(module)] = _computes_so(module)
             if proved[type(module)]:
                 yield name, module
+
+
+def other_experts(model: torch.nn.Module, known: Iterable[str]) -> Iterator[str]:
+    """Names of modules that hold a projection of all experts in one tensor, other than those ``known`` by name."""
+    for name, module in model.named_modules():
+        held = (module._parameters.get(part) for part in (GATE_UP, DOWN))
+        if name not in known and any(weight is not None and weight.dim() == 3 for weight in held):
+            yield name
 
 
 def packed_experts(model: torch.nn.Module) -> Iterator[tuple[str, PackedMlp]]:
