@@ -18,6 +18,14 @@ def output_folder(text: str) -> Path:
     return path
 
 
+def folder(text: str) -> Path:
+    """A folder that is there. Raises ArgumentTypeError for another path."""
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder")
+    return path
+
+
 def output_file(text: str) -> Path:
     """A file to write, whose folder is made if it is not there. Raises ArgumentTypeError where it cannot be one."""
     path = Path(text)

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from ..arguments import positive
+from ..arguments import folder, positive
 from .outcomes import Counts, Outcome, counts_table, reasons_list, together
 from .published import counts_by_file, counts_by_model, run_files, run_tests
 
@@ -80,7 +80,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--opinfo", action="store_true", help="PyTorch's OpInfo samples")
     for name in ("transformers", "liger", "flaggems"):
-        parser.add_argument(f"--{name}", type=Path, metavar="PATH", help=f"a checkout of {name}")
+        parser.add_argument(f"--{name}", type=folder, metavar="PATH", help=f"a checkout of {name}")
     parser.add_argument("--quick", action="store_true", help="FlagGems' quick mode: one dtype, small shapes")
     parser.add_argument("--only", metavar="EXPRESSION", default="", help="pytest's -k: tests by parts of their names")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="files of tests that run at once")

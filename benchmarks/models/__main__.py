@@ -179,7 +179,10 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ways", type=_way, action=types.Listed, default=list(WAYS), metavar="WAY")
     parser.add_argument("--processes", action="store_true", help="a process for each way, made ready side by side")
     add_options(parser, "models", None)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.filled >= options.context:
+        parser.error(f"--filled {options.filled} leaves no room for a token in --context {options.context}")
+    return options
 
 
 def _way(text: str) -> str:

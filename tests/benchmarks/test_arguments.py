@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.arguments import output_file, output_folder
+from benchmarks.arguments import folder, output_file, output_folder
 
 
 def test_folders_that_are_missing_are_made(tmp_path: Path) -> None:
@@ -25,6 +25,7 @@ def test_what_cannot_be_written_to_is_told_at_once(tmp_path: Path) -> None:
         (output_folder, taken, r"cannot make the folder '.*taken': File exists"),
         (output_file, taken / "results.json", r"cannot make the folder '.*taken': "),
         (output_file, tmp_path, "is a folder, expected a file to write"),
+        (folder, taken, "taken' is no folder"),
     ):
         with pytest.raises(ArgumentTypeError, match=why):
             of(str(given))

@@ -92,6 +92,12 @@ def test_what_it_does_not_know_is_refused(given: list[str], capsys: pytest.Captu
     assert "error: argument" in capsys.readouterr().err
 
 
+def test_caches_have_room_for_a_token(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        models.parsed(["--context", "512", "--filled", "512"])
+    assert "--filled 512 leaves no room for a token in --context 512" in capsys.readouterr().err
+
+
 def test_lists_have_spaces_or_commas() -> None:
     given = models.parsed(["--batches", "1,4", "16", "--ways", "plain", "torchao,torchao-fp8+head"])
     assert given.batches == [1, 4, 16]
