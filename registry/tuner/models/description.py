@@ -51,7 +51,8 @@ class Attention:
 
     ``span``: keys that a token sees, its own among them; False for all. ``latents``: sizes of latent vectors that are
     normalised (DeepSeek's), the first of them what keys and values are made of, and ``mla_rope`` the rotated elements
-    beside it in the cache. ``uniform``: keys and values have one size, so that the attention ops take them.
+    beside it in the cache. ``expansion``: the product that makes keys and values of latents, which a decode step takes
+    into the query and the output. ``uniform``: keys and values have one size, so that the attention ops take them.
     """
 
     heads: int
@@ -64,6 +65,7 @@ class Attention:
     query_norm: bool = False
     latents: tuple[int, ...] = ()
     mla_rope: int = 0
+    expansion: Product | None = None
     uniform: bool = True
 
 

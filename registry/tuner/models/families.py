@@ -16,7 +16,8 @@ class Family:
     ``layer_types`` say so. ``windowed``: ``sliding_window`` holds without a flag beside it. ``renormalize``: the
     weights of a token's experts add up to 1 where no key says so. ``learnt_positions``: positions have an embedding of
     their own. ``fused``: queries, keys and values are one layer of the model itself, and so are gate and up.
-    ``conv1d``: linear layers are transformers' Conv1D.
+    ``conv1d``: linear layers are transformers' Conv1D. ``pairs``: elements of latents that are rotated together stand
+    beside each other.
     """
 
     query_norm: bool = False
@@ -31,6 +32,7 @@ class Family:
     learnt_positions: bool = False
     fused: bool = False
     conv1d: bool = False
+    pairs: bool = False
 
 
 LLAMA = Family()
@@ -57,6 +59,6 @@ FAMILIES = {
         fused=True,
         conv1d=True,
     ),
-    "deepseek_v2": LLAMA,
+    "deepseek_v2": Family(pairs=True),
     "deepseek_v3": Family(renormalize=True),
 }

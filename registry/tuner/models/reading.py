@@ -145,7 +145,6 @@ class _Reading:
         queries = heads * (plain + rotated)
         products = [
             Product(rank + rotated, hidden, biased),
-            Product(heads * (plain + value), rank),
             Product(hidden, heads * value, biased),
         ]
         latents = [rank]
@@ -159,14 +158,15 @@ class _Reading:
             self._notes.append(
                 f"a prompt's attention, keys of {plain + rotated} and values of {value} elements: no op takes them"
             )
-        interleaved = keys.flag("rope_interleave", default=True)
         return Attention(
             heads=heads,
             kv_heads=heads,
             head_dim=value,
             products=tuple(products),
-            rotary=Rotary(heads, 1, rotated, rotated, "gptj" if interleaved else "neox"),
+            # pairs that become halves, as DeepSeek-V3's, are put in their places before the op
+            rotary=Rotary(heads, 1, rotated, rotated, "gptj" if self._family.pairs else "neox"),
             latents=tuple(latents),
+            expansion=Product(heads * (plain + value), rank),
             mla_rope=rotated,
             uniform=uniform,
         )

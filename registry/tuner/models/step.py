@@ -118,6 +118,8 @@ class _Step:
         attention = layer.attention
         for product in attention.products:
             yield from self._product(product, self._tokens)
+        if attention.expansion is not None and self._phase.kind != "decode":
+            yield from self._product(attention.expansion, self._tokens)
         for latent in attention.latents:
             yield from self._norm_of(self._tokens, latent)
         if attention.query_norm:
