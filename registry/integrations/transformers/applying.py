@@ -275,7 +275,9 @@ def _replace_loss(model: Any, report: ApplyReport, *, fused: bool) -> None:
 
 def _fuse_loss(model: Any, report: ApplyReport) -> None:
     output = output_layer(model)
-    if not output or not isinstance(getattr(model, output), LinearForward):
+    layer = getattr(model, output) if output else None
+    # between_output_and_loss tells of another program's forward
+    if not isinstance(layer, LinearForward) and not (type(layer) is torch.nn.Linear and other_forward(layer)):
         report.leave("loss without logits in training: the model has no dense output layer of its own", output)
         return
     told = between_output_and_loss(model, output)

@@ -143,7 +143,6 @@ def test_an_output_layer_with_a_hook_or_of_another_class_makes_logits() -> None:
 
 
 @pytest.mark.parametrize("part", ["model", "output layer"])
-@pytest.mark.few(1)
 def test_a_forward_that_another_program_has_replaced_stays_with_the_reason(part: str) -> None:
     """As accelerate does for mixed precision and for weights that are loaded when they are needed."""
     plain, model = training(), training()
