@@ -14,7 +14,7 @@ from .....tracing import constants_of
 from ...layer_proofs import shell_of
 from ...proofs import disagreement
 from ...report import ApplyReport
-from ...swapping import Swapped, swap
+from ...swapping import Swapped, other_forward, swap
 from ..rotary import RotaryForward
 from .cache_rows import is_empty, join_rows, rows_of
 from .projections import LatentPair, LatentSizes, is_linear
@@ -25,6 +25,7 @@ _CACHES = ("cache", "past_key_values")
 """Names of attention's parameter for the cache, which differ from version to version."""
 _WIDTHS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 """Names of the attributes with ``LatentSizes``."""
+_READS = "it reads masks, which the registry's function makes only where some are needed"
 _TOKENS = 2
 
 
@@ -82,7 +83,8 @@ def replace_latents(model: torch.nn.Module, attention: str, report: ApplyReport)
             continue
         sizes = _sizes(module)
         cache = next((one for one in _CACHES if one in inspect.signature(type(module).forward).parameters), "")
-        told = _unfit(module, sizes) or _disproof(module, sizes) or _otherwise(module, sizes, cache, rotary)
+        told = other_forward(module) or _unfit(module, sizes) or _disproof(module, sizes)
+        told = told or _otherwise(module, sizes, cache, rotary)
         if told:
             report.leave(f"{_PART}: {told}", name)
             continue
@@ -90,11 +92,11 @@ def replace_latents(model: torch.nn.Module, attention: str, report: ApplyReport)
         report.add(f"{_PART} ({_held(module, sizes)})", name)
 
 
-def need_masks(model: torch.nn.Module) -> str:
-    """The name of an attention module of latents whose forward reads the mask, and fails where there is none.
+def needing_masks(model: torch.nn.Module) -> tuple[str, str]:
+    """An attention module of latents whose forward may read the mask, by name, and why it may; "" and "" without one.
 
     DeepSeek-V3.2's chooses keys by an indexer, which has a mask for its scores; and it hides the others from the
-    functions of transformers alone.
+    functions of transformers alone. A module that cannot be run here may do so, too.
     """
     rotary = _rotary(model)
     for name, module in model.named_modules():
@@ -104,13 +106,17 @@ def need_masks(model: torch.nn.Module) -> str:
         own = _weight_of(module)
         some = None if own is None else torch.ones(1, 1, _TOKENS, _TOKENS, dtype=torch.bool, device=own.device)
         faults = (_fault(module, LatentProbe(sizes), rotary, {"attention_mask": mask}) for mask in (None, some))
-        if next(faults) and not next(faults):
-            return str(name)
-    return ""
+        if fault := next(faults):
+            reads = not next(faults)
+            return str(name), _READS if reads else f"its own forward, without a mask: {fault}"
+    return "", ""
 
 
-def _rotary(model: torch.nn.Module) -> RotaryForward | None:
-    return next((one for one in model.modules() if isinstance(one, RotaryForward)), None)
+def _rotary(model: torch.nn.Module) -> Any:
+    """A module of rotary positions: a replaced one, or one that is left."""
+    modules = list(model.modules())
+    left = (one for one in modules if any(name.endswith("inv_freq") for name, _ in one.named_buffers(recurse=False)))
+    return next((one for one in modules if isinstance(one, RotaryForward)), next(left, None))
 
 
 def _weight_of(module: torch.nn.Module) -> torch.Tensor | None:
@@ -194,7 +200,7 @@ def _fault(module: Any, probe: LatentProbe, rotary: Any, given: dict[str, Any]) 
     if own is None or own.is_meta:
         return "its weights are not loaded"
     if "position_embeddings" in parameters and rotary is None:
-        return "the model's rotary positions are left"
+        return "the model has no module of rotary positions"
     positions = torch.arange(_TOKENS, device=own.device)[None]
     x = torch.zeros(1, _TOKENS, module.config.hidden_size, dtype=own.dtype, device=own.device)
     probed, before = shell_of(module, {}), LATENTS.step
