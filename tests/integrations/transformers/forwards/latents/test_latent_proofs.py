@@ -119,7 +119,16 @@ def test_a_forward_that_another_program_has_put_on_a_module_is_left() -> None:
     assert left_of(model) == "another program computes it"
 
 
-@pytest.mark.thorough
+def test_angles_are_those_of_a_rotary_module_that_fits_attention() -> None:
+    model = tiny("deepseek_v3", num_hidden_layers=1)
+    other = tiny("llama", num_hidden_layers=1).model.rotary_emb
+    # an image's, ahead of the text's
+    model._modules = {"vision": other, **model._modules}
+    right = steps(model, filled(model, dynamic(model)), count=2)
+    assert any(part.startswith(PART) for part in apply(model).replaced)
+    close(steps(model, filled(model, dynamic(model)), count=2), right)
+
+
 def test_a_rotary_module_that_is_left_gives_a_proof_its_angles() -> None:
     model = tiny("deepseek_v3", num_hidden_layers=1)
     rotary = model.model.rotary_emb
