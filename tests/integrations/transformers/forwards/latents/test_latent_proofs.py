@@ -135,6 +135,7 @@ def test_a_rotary_module_that_is_left_gives_a_proof_its_angles() -> None:
     rotary.forward = functools.partial(rotary.forward)
     right = steps(model, filled(model, dynamic(model)), count=2)
     report = apply(model)
+    assert report.left["rotary positions: another program computes it"] == ["model.rotary_emb"]
     assert any(part.startswith(PART) for part in report.replaced)
     close(steps(model, filled(model, dynamic(model)), count=2), right)
 
