@@ -17,7 +17,7 @@ from .forwards.experts import replace_experts
 from .forwards.fused_losses import fuse_loss
 from .forwards.gated_mlps import gate_and_up, replace_gated
 from .forwards.gelus import replace_gelu
-from .forwards.latents.latent_attention import need_masks, replace_latents
+from .forwards.latents.latent_attention import needing_masks, replace_latents
 from .forwards.linears import AnyLinear, DenseMember, LinearForward, LinearGroup, PackedMember
 from .forwards.norms import LayerNormForward, replace_norm
 from .forwards.residual_sums import replace_residual_sums
@@ -100,7 +100,8 @@ def _replace_parts(model: torch.nn.Module, report: ApplyReport, *, fused_loss: b
     _replace_attention(model, report)
     replace_residual_sums(model, report)
     _leave_layer_norms(model, report)
-    if hasattr(model, _ATTENTION):
+    # by apply or, when the model was loaded, by its user
+    if getattr(getattr(model, "config", None), "_attn_implementation", None) == NAME:
         replace_latents(model, NAME, report)
         replace_appends(model, NAME, report)
     _replace_loss(model, report, fused=fused_loss)
@@ -247,12 +248,10 @@ def _replace_attention(model: Any, report: ApplyReport) -> None:
     except Exception as fault:  # a model refuses in its own way
         report.leave(f"attention: {type(fault).__name__}: {fault}", "")
         return
-    reader = need_masks(model)
+    reader, why = needing_masks(model)
     if reader:
         model.set_attn_implementation(now)
-        report.leave(
-            "attention: it reads masks, which the registry's function makes only where some are needed", reader
-        )
+        report.leave(f"attention: {why}", reader)
         return
     setattr(model, _ATTENTION, now)
     report.add(f"attention ({now} before)", type(model).__name__)

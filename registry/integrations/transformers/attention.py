@@ -26,7 +26,7 @@ from .forwards.latents.steps import LATENTS
 
 NAME = "registry"
 
-_UNKNOWN = ("position_bias", "s_aux", "head_mask", "cu_seq_lens_q")
+_UNKNOWN = ("position_bias", "s_aux", "head_mask", "cu_seq_lens_q", "indices")
 """Arguments of attention functions that the ops do not take."""
 
 
@@ -49,7 +49,7 @@ def registry_attention(  # noqa: PLR0913
     ``attention_mask`` is None for causal attention or all keys, what ``registry_mask`` returned, or any mask of four
     dimensions. Returns [batch, q_len, heads, head_dim] and None. With dropout, and arguments that the ops do not take,
     transformers' own function of torch computes it, flex_attention for logits with a cap, and the model's own eager
-    function for sinks.
+    function for sinks. Raises RegistryError for the keys that an indexer has chosen (DeepSeek-V3.2).
     """
     if APPENDS.step is not None:
         query = APPENDS.step.query(query)
@@ -194,6 +194,13 @@ def _by_transformers(  # noqa: PLR0913, PLR0917
     sliding_window: int | None,
     others: dict[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if others.get("indices") is not None:
+        # DeepSeek-V3.2 hides the other keys by a mask, for the functions of transformers alone
+        refuse(
+            "attention over keys that an indexer chooses: no op takes them",
+            hint='attn_implementation="sdpa" attends to these keys',
+            kind=RegistryError,
+        )
     eager = _own_eager(module) if others.get("s_aux") is not None else None
     if mask is not None and _is_lengths(mask):
         mask = _seen(mask, query, key, sliding_window)

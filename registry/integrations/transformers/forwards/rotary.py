@@ -72,6 +72,8 @@ def replace_rotary(module: torch.nn.Module, like: torch.Tensor) -> str | None:
     known = known_functions(file)
     if not frequencies or not known:
         return None
+    if told := other_forward(module):
+        return told
     others = other_rotations(file)
     if others:
         return f"its file has several rotations: {', '.join(others)}"

@@ -14,7 +14,7 @@ from .....tracing import constants_of
 from ...layer_proofs import shell_of
 from ...proofs import disagreement
 from ...report import ApplyReport
-from ...swapping import Swapped, swap
+from ...swapping import Swapped, other_forward, swap
 from ..rotary import RotaryForward
 from .cache_rows import is_empty, join_rows, rows_of
 from .projections import LatentPair, LatentSizes, is_linear
@@ -25,6 +25,7 @@ _CACHES = ("cache", "past_key_values")
 """Names of attention's parameter for the cache, which differ from version to version."""
 _WIDTHS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 """Names of the attributes with ``LatentSizes``."""
+_READS = "it reads masks, which the registry's function makes only where some are needed"
 _TOKENS = 2
 
 
@@ -76,13 +77,14 @@ def replace_latents(model: torch.nn.Module, attention: str, report: ApplyReport)
 
     ``attention`` is the name of the attention function that takes latents of a step.
     """
-    rotary = _rotary(model)
+    rotaries = _rotaries(model)
     for name, module in list(model.named_modules()):
         if isinstance(module, Swapped) or not callable(getattr(module, "expand_kv", None)):
             continue
         sizes = _sizes(module)
         cache = next((one for one in _CACHES if one in inspect.signature(type(module).forward).parameters), "")
-        told = _unfit(module, sizes) or _disproof(module, sizes) or _otherwise(module, sizes, cache, rotary)
+        told = other_forward(module) or _unfit(module, sizes) or _disproof(module, sizes)
+        told = told or _otherwise(module, sizes, cache, rotaries)
         if told:
             report.leave(f"{_PART}: {told}", name)
             continue
@@ -90,27 +92,32 @@ def replace_latents(model: torch.nn.Module, attention: str, report: ApplyReport)
         report.add(f"{_PART} ({_held(module, sizes)})", name)
 
 
-def need_masks(model: torch.nn.Module) -> str:
-    """The name of an attention module of latents whose forward reads the mask, and fails where there is none.
+def needing_masks(model: torch.nn.Module) -> tuple[str, str]:
+    """An attention module of latents whose forward may read the mask, by name, and why it may; "" and "" without one.
 
     DeepSeek-V3.2's chooses keys by an indexer, which has a mask for its scores; and it hides the others from the
-    functions of transformers alone.
+    functions of transformers alone. A module that cannot be run here may do so, too.
     """
-    rotary = _rotary(model)
+    rotaries = _rotaries(model)
     for name, module in model.named_modules():
         if isinstance(module, Swapped) or not callable(getattr(module, "expand_kv", None)):
             continue
         sizes = _sizes(module)
         own = _weight_of(module)
         some = None if own is None else torch.ones(1, 1, _TOKENS, _TOKENS, dtype=torch.bool, device=own.device)
-        faults = (_fault(module, LatentProbe(sizes), rotary, {"attention_mask": mask}) for mask in (None, some))
-        if next(faults) and not next(faults):
-            return str(name)
-    return ""
+        _, fault = _run(module, sizes, rotaries, {"attention_mask": None})
+        if fault:
+            _, other = _run(module, sizes, rotaries, {"attention_mask": some})
+            return str(name), f"its own forward, without a mask: {fault}" if other else _READS
+    return "", ""
 
 
-def _rotary(model: torch.nn.Module) -> RotaryForward | None:
-    return next((one for one in model.modules() if isinstance(one, RotaryForward)), None)
+def _rotaries(model: torch.nn.Module) -> list[Any]:
+    """Modules of rotary positions, those that are replaced first; a model of images and text has several."""
+    found = [
+        one for one in model.modules() if any(name.endswith("inv_freq") for name, _ in one.named_buffers(recurse=False))
+    ]
+    return sorted(found, key=lambda one: not isinstance(one, RotaryForward))
 
 
 def _weight_of(module: torch.nn.Module) -> torch.Tensor | None:
@@ -176,25 +183,39 @@ def _disproof(module: Any, sizes: LatentSizes) -> str:
     )
 
 
-def _otherwise(module: Any, sizes: LatentSizes, cache: str, rotary: Any) -> str:
+def _otherwise(module: Any, sizes: LatentSizes, cache: str, rotaries: list[Any]) -> str:
     """Why a run of the module's own forward does not hand latents from the cache to its attention; "" if it does."""
     if not cache:
         return "it takes no cache"
-    probe = LatentProbe(sizes)
-    fault = _fault(module, probe, rotary, {"attention_mask": None, cache: probe})
+    probe, fault = _run(module, sizes, rotaries, {"attention_mask": None}, cache)
     if fault:
         return f"its own forward, without a mask: {fault}"
     return "" if probe.proves(module.layer_idx) else "it does not hand on to attention what it has cached as it is"
 
 
+def _run(
+    module: Any, sizes: LatentSizes, rotaries: list[Any], given: dict[str, Any], cache: str = ""
+) -> tuple[LatentProbe, str]:
+    """A probe in the place of a module's attention and cache, and why the module's own forward cannot be run with it.
+
+    Positions are those of the first of ``rotaries`` with which it can.
+    """
+    takes = "position_embeddings" in inspect.signature(type(module).forward).parameters
+    probe, fault = LatentProbe(sizes), "the model has no module of rotary positions"
+    for rotary in rotaries if takes else (None,):
+        probe = LatentProbe(sizes)
+        fault = _fault(module, probe, rotary, {**given, cache: probe} if cache else given)
+        if not fault:
+            break
+    return probe, fault
+
+
 def _fault(module: Any, probe: LatentProbe, rotary: Any, given: dict[str, Any]) -> str:
-    """Why a module's own forward cannot be run with a probe in the place of its attention; "" once it has run."""
+    """Why a module's own forward cannot be run with a probe and the positions of ``rotary``; "" once it has run."""
     parameters = inspect.signature(type(module).forward).parameters
     own = _weight_of(module)
     if own is None or own.is_meta:
         return "its weights are not loaded"
-    if "position_embeddings" in parameters and rotary is None:
-        return "the model's rotary positions are left"
     positions = torch.arange(_TOKENS, device=own.device)[None]
     x = torch.zeros(1, _TOKENS, module.config.hidden_size, dtype=own.dtype, device=own.device)
     probed, before = shell_of(module, {}), LATENTS.step
@@ -203,7 +224,7 @@ def _fault(module: Any, probe: LatentProbe, rotary: Any, given: dict[str, Any]) 
     try:
         with torch.no_grad():
             more: dict[str, Any] = {"position_ids": positions} if "position_ids" in parameters else {}
-            if "position_embeddings" in parameters:
+            if rotary is not None:
                 more["position_embeddings"] = rotary(x, positions)
             type(module).forward(probed, hidden_states=x, **given, **more)
     except Exception as fault:  # a model's code may raise anything for arguments that it does not expect

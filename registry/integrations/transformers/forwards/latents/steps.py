@@ -65,9 +65,13 @@ class LatentStep:
         weight, seen = projection(layer, query), seen_latents(mask, key)
         if weight is None or seen is None:
             return None
-        # a cache's own memory, where it has both side by side
-        rows = torch.cat((key, value), -1) if self._cached is None else self._cached.rows
+        rows = self._rows(key, value)
         return self._attended(query.squeeze(2), rows.squeeze(1), seen, weight, scaling)
+
+    def _rows(self, latent: torch.Tensor, rotated: torch.Tensor) -> torch.Tensor:
+        """Both side by side: a cache's own memory, unless the cache has returned a part of it."""
+        own = None if self._cached is None else self._cached.rows
+        return torch.cat((latent, rotated), -1) if own is None or own.shape[:3] != latent.shape[:3] else own
 
     def _holds(self, key: torch.Tensor, value: torch.Tensor) -> bool:
         return self._held is not None and key is self._held[0] and value is self._held[1]

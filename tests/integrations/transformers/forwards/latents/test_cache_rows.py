@@ -124,6 +124,25 @@ def test_changes_of_a_cache_are_those_of_transformers_own(change: Callable[[Any]
         close(other, own)
 
 
+def test_a_cache_that_returns_a_part_of_its_rows_is_joined() -> None:
+    mask = torch.ones(2, 1, 1, 20, dtype=torch.bool)
+    mask[0, ..., :4], mask[..., 12:] = False, False
+    found = []
+    for ours in (False, True):
+        model = one_layer()
+        if ours:
+            apply(model)
+        cache = filled(model, static(model))
+        own = cache.update
+        cache.update = lambda *given, own=own, **named: tuple(part[:, :, :20] for part in own(*given, **named))
+        # the eager function adds a mask
+        model.set_attn_implementation("registry" if ours else "sdpa")
+        with torch.no_grad(), decoded() as calls:
+            found.append(model(prompt()[:, :1], attention_mask=mask, **{cache_name(model): cache}).logits)
+        assert calls == ([((40, 1, WIDTH), True)] if ours else [])
+    close(found[1], found[0])
+
+
 def test_a_cache_in_training_or_with_gradients_is_left() -> None:
     model = one_layer()
     apply(model)
