@@ -14,7 +14,7 @@ import torch
 
 from ...contract import Backward, Floor, Op, RowMajor, Tolerance
 from ...errors import InvalidArgumentError
-from ...problem import Arguments, Problem, Value, dtype_name
+from ...problem import Arguments, Problem, TensorSpec, Value, dtype_name
 from .. import fills
 from ..checks import FLOATS, float_dtype, float_tensor, positive, same_dtype, shape_text
 from ..linear import sum_scale
@@ -47,20 +47,26 @@ def grouped_gemm_reference(x: torch.Tensor, weights: torch.Tensor, offsets: torc
     return y.to(x.dtype)
 
 
-def grouped_dims(arguments: Arguments) -> dict[str, Value]:
-    """The dimensions of a call with x, weights and offsets. Raises InvalidArgumentError if these do not fit."""
-    x, weights = float_tensor(arguments, "x"), float_tensor(arguments, "weights")
-    same_dtype(arguments.op, ("x", x), ("weights", weights))
+def grouped_sizes(op: str, x: TensorSpec, weights: TensorSpec) -> tuple[int, int, int]:
+    """Experts, n and k of weights ``[experts, n, k]``. Raises InvalidArgumentError if rows ``[m, k]`` do not fit."""
     if len(weights.shape) != 3 or 0 in weights.shape:
         raise InvalidArgumentError(
-            f"{arguments.op}: weights has shape {shape_text(weights.shape)}", hint="expected [experts, n, k], none 0"
+            f"{op}: weights has shape {shape_text(weights.shape)}", hint="expected [experts, n, k], none 0"
         )
     experts, n, k = weights.shape
     if len(x.shape) != 2 or x.shape[1] != k:
         raise InvalidArgumentError(
-            f"{arguments.op}: x has shape {shape_text(x.shape)} but weights are {shape_text(weights.shape)}",
+            f"{op}: x has shape {shape_text(x.shape)} but weights are {shape_text(weights.shape)}",
             hint=f"expected [m, {k}]",
         )
+    return experts, n, k
+
+
+def grouped_dims(arguments: Arguments) -> dict[str, Value]:
+    """The dimensions of a call with x, weights and offsets. Raises InvalidArgumentError if these do not fit."""
+    x, weights = float_tensor(arguments, "x"), float_tensor(arguments, "weights")
+    same_dtype(arguments.op, ("x", x), ("weights", weights))
+    experts, n, k = grouped_sizes(arguments.op, x, weights)
     check_offsets(arguments, experts)
     return {"m": x.shape[0], "n": n, "k": k, "experts": experts, "dtype": dtype_name(x.dtype)}
 

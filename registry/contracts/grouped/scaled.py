@@ -18,6 +18,7 @@ from ..checks import positive, same_dtype, shape_text
 from ..rounding import underflow, units
 from ..scaled_mm import DTYPES, FEW_ROUNDINGS, OUT_DTYPES, QUANTISE_BOTH, check_length, product_scale
 from ..scaled_mm_inputs import scaled_inputs
+from .dense import grouped_sizes
 from .routing import ROUTING, busy_experts, check_offsets, check_offsets_data, draw_offsets, gap, spans
 
 KINDS = ("normal", "outliers", "spike_last", "blocks", "gaps")
@@ -58,16 +59,7 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
             hint='x, scale_x = registry.call("quantize_per_token", rows, "float8_e4m3fn")',
         )
     same_dtype(op, ("x", x), ("weights", weights), hint=QUANTISE_BOTH)
-    if len(weights.shape) != 3 or 0 in weights.shape:
-        raise InvalidArgumentError(
-            f"{op}: weights has shape {shape_text(weights.shape)}", hint="expected [experts, n, k], none 0"
-        )
-    experts, n, k = weights.shape
-    if len(x.shape) != 2 or x.shape[1] != k:
-        raise InvalidArgumentError(
-            f"{op}: x has shape {shape_text(x.shape)} but weights are {shape_text(weights.shape)}",
-            hint=f"expected [m, {k}]",
-        )
+    experts, n, k = grouped_sizes(op, x, weights)
     check_length(op, dtype_name(x.dtype), k)
     _check_scale(arguments, "scale_x", (x.shape[0], 1), "one a row of x")
     _check_scale(arguments, "scale_weights", (experts, n, 1), "one a row of each expert's weight")

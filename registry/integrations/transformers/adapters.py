@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .swapping import Swapped
+from .swapping import own_class
 
 LEARNS = "not packed: a part of an adapter"
 TRAINED = "not packed: PEFT trains it, or a copy of it"
@@ -61,9 +61,7 @@ def _of_adapter(layer: torch.nn.Module) -> dict[int, str]:
 
 def _is_plain_lora(layer: Any) -> bool:
     """True for PEFT's LoRA of a linear layer without a variant, such as DoRA, that may read the layer's weight."""
-    own: Any = type(layer)
-    while issubclass(own, Swapped):
-        own = own.registry_class
+    own = own_class(layer)
     known = own.__name__ == "Linear" and own.__module__ == "peft.tuners.lora.layer"
     # that of lora_config, whose base may have been dequantised
     return (known or own.__name__ == "PackedLoraLinear") and not getattr(layer, "lora_variant", None)

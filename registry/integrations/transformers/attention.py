@@ -66,16 +66,31 @@ def registry_attention(  # noqa: PLR0913
         return _by_transformers(
             module, query, key, value, attention_mask, scaling, dropout, is_causal, softcap, sliding_window, others
         )
+    causal = _is_causal(module, is_causal)
+    return _by_ops(query, key, value, attention_mask, causal, sliding_window, scaling, softcap or 0.0), None
+
+
+def _by_ops(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    causal: bool,
+    sliding_window: int | None,
+    scaling: float | None,
+    cap: float,
+) -> torch.Tensor:
+    """``registry_attention`` [batch, q_len, heads, head_dim] by attention, or of one new token by attention_decode."""
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    causal = _is_causal(module, is_causal)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), _kept_alone(value.transpose(1, 2))
-    cap, q_len = softcap or 0.0, q.shape[1]
+    q_len = q.shape[1]
+    out: torch.Tensor
     if attention_mask is not None and not _is_lengths(attention_mask):
         mask = _broadcast(attention_mask, query, key)
         out, _ = call("attention", q, k, v, mask, scale=scaling, softcap=cap)
-        return out, None
+        return out
     window = -1 if sliding_window is None or not causal else sliding_window - 1
     if q_len == 1 and causal and gradient_needed((q, k, v)):
         # attention_decode has no gradient
@@ -89,7 +104,7 @@ def registry_attention(  # noqa: PLR0913
             # the first tokens in an empty StaticCache, whose other slots are behind them
             k, v = k[:, :q_len], v[:, :q_len]
         out, _ = call("attention", q, k, v, causal=causal, scale=scaling, softcap=cap, window=window)
-    return out, None
+    return out
 
 
 def registry_mask(

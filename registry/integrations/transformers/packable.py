@@ -13,11 +13,11 @@ from .adapters import kept_by_adapters
 from .proofs import is_spread
 from .quantization import RegistryConfig
 from .quantization.config import OTHER_EXPERTS
-from .quantization.dense import DenseLayer, linear_layers, own_class
+from .quantization.dense import DenseLayer, linear_layers
 from .quantization.experts import expert_modules, packed_experts
 from .quantization.replacing import packed_layers
 from .quantization.weight_readers import weight_readers
-from .swapping import other_forward
+from .swapping import other_forward, own_class
 
 _OUTPUT = "not packed: the output layer (lm_head=True packs it)"
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")

@@ -36,7 +36,7 @@ class Swapped(torch.nn.Module):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Make a module of the own class, e.g. for ``type(model).from_pretrained``: nothing of it was replaced."""
-        own, _ = _parted(type(self))
+        own = own_class(self)
         self.__class__ = own  # type: ignore[assignment]
         own.__init__(self, *args, **kwargs)
 
@@ -53,6 +53,11 @@ def _parted(swapped_class: type[torch.nn.Module]) -> tuple[type[torch.nn.Module]
         forwards.insert(0, swapped_class.registry_forward)
         swapped_class = swapped_class.registry_class
     return swapped_class, forwards
+
+
+def own_class(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """The class of a module without what ``swap`` has put before it."""
+    return _parted(type(module))[0]
 
 
 def swap(module: torch.nn.Module, forward: type[Swapped], constants: tuple[Any, ...] = (), **attributes: Any) -> None:

@@ -17,6 +17,8 @@ from registry.correctness import numerics
 from registry.errors import ArgumentTypeError, InvalidArgumentError
 from registry.problem import Problem
 
+from .cases import case, refused
+
 Tensor = torch.Tensor
 SHAPES: tuple[tuple[int, int, str, str, str], ...] = (
     (70, 6, "uniform", "integer", "bfloat16"),
@@ -34,27 +36,6 @@ def problems() -> list[Problem]:
         })
         for m, experts, routing, zeros, dtype in SHAPES
     ]  # fmt: skip
-
-
-@cache
-def case(key: str, kind: str) -> tuple[tuple[Any, ...], tuple[Tensor, ...], tuple[float, ...]]:
-    problem = next(one for one in problems() if one.key == key)
-    values = OP.draw(problem, kind, torch.Generator().manual_seed(7))
-    reference = numerics.reference64(OP, values)
-    return values, reference, numerics.own_error(OP, problem, values, reference)
-
-
-def refused(problem: Problem, **change: Callable[[dict[str, Any]], Any]) -> list[str]:
-    """The kinds of inputs on which the reference of changed arguments is found to be wrong."""
-    found = []
-    for kind in OP.kinds:
-        values, reference, own = case(problem.key, kind)
-        named = dict(zip(OP.parsed.names, values, strict=True))
-        given = {**named, **{name: new(named) for name, new in change.items()}}
-        results = as_tuple(OP.reference(*given.values()))
-        if not numerics.compare(OP, problem, results, reference, own, values).ok:
-            found.append(kind)
-    return found
 
 
 def rolled(name: str, dim: int) -> Callable[[dict[str, Any]], Any]:
@@ -97,13 +78,13 @@ MUTANTS: dict[str, dict[str, Callable[[dict[str, Any]], Any]]] = {
 def test_a_mutant_is_refused_by_some_kind(mutant: str) -> None:
     for problem in problems():
         if "zero points" not in mutant or problem.zeros != "none":
-            assert refused(problem, **MUTANTS[mutant]), problem
+            assert refused(OP, problem, **MUTANTS[mutant]), problem
 
 
 def test_a_weight_rounded_before_the_product_is_right() -> None:
     for problem in problems():
         for kind in OP.kinds:
-            values, reference, own = case(problem.key, kind)
+            values, reference, own = case(OP, problem, kind)
             x, qweight, scales, zeros, bits, group_size, k, offsets = values
             dense = PackedExperts(qweight, scales, zeros, bits, group_size, (problem.n, k)).dequantize()
             y = registry.call("grouped_gemm", x, dense, offsets)

@@ -19,6 +19,8 @@ from registry.errors import InvalidArgumentError
 from registry.problem import Problem
 from registry.testing import check_implementation
 
+from .cases import case, refused
+
 Tensor = torch.Tensor
 SHAPES: tuple[tuple[int, int, str, str, str], ...] = (
     (70, 6, "uniform", "bfloat16", "float8_e4m3fn"),
@@ -46,27 +48,6 @@ def problems() -> list[Problem]:
         })
         for m, experts, routing, out_dtype, dtype in SHAPES
     ]  # fmt: skip
-
-
-@cache
-def case(key: str, kind: str) -> tuple[tuple[Any, ...], tuple[Tensor, ...], tuple[float, ...]]:
-    problem = next(one for one in problems() if one.key == key)
-    values = OP.draw(problem, kind, torch.Generator().manual_seed(7))
-    reference = numerics.reference64(OP, values)
-    return values, reference, numerics.own_error(OP, problem, values, reference)
-
-
-def refused(problem: Problem, **change: Callable[[dict[str, Any]], Any]) -> list[str]:
-    """The kinds of inputs on which the reference of changed arguments is found to be wrong."""
-    found = []
-    for kind in OP.kinds:
-        values, reference, own = case(problem.key, kind)
-        named = dict(zip(OP.parsed.names, values, strict=True))
-        given = {**named, **{name: new(named) for name, new in change.items()}}
-        results = as_tuple(OP.reference(*given.values()))
-        if not numerics.compare(OP, problem, results, reference, own, values).ok:
-            found.append(kind)
-    return found
 
 
 def rolled(name: str, dim: int) -> Callable[[dict[str, Any]], Any]:
@@ -116,13 +97,13 @@ MUTANTS: dict[str, dict[str, Callable[[dict[str, Any]], Any]]] = {
 @pytest.mark.few(5)
 def test_a_mutant_is_refused_by_some_kind(mutant: str) -> None:
     for problem in problems():
-        assert refused(problem, **MUTANTS[mutant]), problem
+        assert refused(OP, problem, **MUTANTS[mutant]), problem
 
 
 def test_operands_that_are_dequantised_first_are_right() -> None:
     for problem in problems():
         for kind in OP.kinds:
-            values, reference, own = case(problem.key, kind)
+            values, reference, own = case(OP, problem, kind)
             x, weights, offsets, scale_x, scale_weights, out_dtype = values
             wide = registry.call("grouped_gemm", x.float() * scale_x, weights.float() * scale_weights, offsets)
             assert isinstance(wide, Tensor)

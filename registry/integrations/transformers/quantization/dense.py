@@ -8,7 +8,7 @@ from typing import TypeAlias, cast
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from ..swapping import Swapped
+from ..swapping import own_class
 
 DenseLayer: TypeAlias = torch.nn.Linear | Conv1D
 
@@ -21,14 +21,6 @@ def linear_layers(model: torch.nn.Module) -> Iterator[tuple[str, DenseLayer]]:
     for name, module in model.named_modules():
         if own_class(module) in (torch.nn.Linear, Conv1D):
             yield name, cast("DenseLayer", module)
-
-
-def own_class(module: torch.nn.Module) -> type[torch.nn.Module]:
-    """The class of a module without what ``apply`` has swapped."""
-    own: type[torch.nn.Module] = type(module)
-    while issubclass(own, Swapped):
-        own = own.registry_class
-    return own
 
 
 def matrix(layer: DenseLayer, weight: torch.Tensor | None = None) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .dense import own_class
+from ..swapping import own_class
 
 _READ = re.compile(r"(?<!isinstance\()\bself\.(\w+)\.weight\b(?!\.(?:dtype|device|shape)\b)(?!\s*=[^=])")
 """A weight that is neither assigned nor asked for what packed ones tell, too."""

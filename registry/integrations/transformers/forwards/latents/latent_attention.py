@@ -14,7 +14,7 @@ from .....tracing import constants_of
 from ...layer_proofs import shell_of
 from ...proofs import disagreement
 from ...report import ApplyReport
-from ...swapping import Swapped, other_forward, swap
+from ...swapping import Swapped, other_forward, own_class, swap
 from ..rotary import RotaryForward
 from .cache_rows import is_empty, join_rows, rows_of
 from .projections import LatentPair, LatentSizes, is_linear
@@ -144,19 +144,12 @@ def _unfit(module: Any, sizes: LatentSizes) -> str:
     """Why a module has no projection of latents that is known; "" if it has."""
     layer: Any = getattr(module, "kv_b_proj", None)
     if not is_linear(layer):
-        return f"its kv_b_proj is a {_own_name(layer)}, expected a linear layer without bias"
+        return f"its kv_b_proj is a {own_class(layer).__name__}, expected a linear layer without bias"
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return "it does not tell the widths of its latents"
     if layer.in_features != sizes.kv_lora_rank or layer.out_features % (sizes.nope + sizes.value):
         return f"its kv_b_proj is {layer.out_features} by {layer.in_features}, and its latents have other widths"
     return ""
-
-
-def _own_name(layer: object) -> str:
-    own: Any = type(layer)
-    while issubclass(own, Swapped):
-        own = own.registry_class
-    return str(own.__name__)
 
 
 def _disproof(module: Any, sizes: LatentSizes) -> str:
