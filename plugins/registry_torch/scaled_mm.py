@@ -17,6 +17,8 @@ from registry.space import Config
 from .native import Native
 
 _BLOCK = 128
+_ALIGNED = 16
+"""Bytes: cuBLASLt refuses operands and scales of rows that begin between multiples."""
 _EXACT = 1024
 """The k's whose products of int8 float32 sums exactly: 1024 times 2**14 is 2**24."""
 
@@ -110,6 +112,8 @@ class _Library(Native):
             yield f"dtype {problem.dtype} (supported: {self.dtype})"
         if not problem.traits["contiguous"]:
             yield "a tensor is not contiguous"
+        if device.type == "cuda" and not problem.traits["aligned"]:
+            yield f"a tensor is not aligned to {_ALIGNED} bytes"
 
     def preference(self, problem: Problem, device: Device) -> float:
         """The vendor's kernels read a byte an element, where dequantised operands are written and read in four."""

@@ -52,6 +52,23 @@ def test_torchs_own_and_inductors_are_right(catalog: Catalog, op: str) -> None:
         assert check_implementation(implementation, catalog.op(op), problems=[PROBLEMS[op]], device="cuda").checked
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "scales"),
+    [
+        ("torch.scaled_mm", "float8_e4m3fn", "tensor"),
+        ("torch.scaled_mm", "float8_e4m3fn", "row"),
+        ("torch.int_mm", "int8", "row"),
+        ("torch.compile", "int8", "row"),
+    ],
+)
+def test_scaled_products_are_right_wherever_tensors_begin(catalog: Catalog, name: str, dtype: str, scales: str) -> None:
+    op, implementation = catalog.op("scaled_mm"), catalog.implementation("scaled_mm", name)
+    dims = {"m": 37, "n": 256, "k": 512, "scales": scales, "bias": False, "out_dtype": "bfloat16", "dtype": dtype}
+    if reasons := list(implementation.unsupported(op.problem_of(dims), Device.of("cuda"))):
+        pytest.skip("; ".join(reasons))
+    assert check_implementation(implementation, op, problems=[dims], device="cuda").checked
+
+
 @pytest.mark.parametrize("name", ["torch.grouped_mm", "triton.gemm"])
 @pytest.mark.parametrize("op", ["grouped_gemm", "grouped_gemm_backward"])
 def test_a_captured_grouped_product_follows_its_offsets(catalog: Catalog, op: str, name: str) -> None:

@@ -81,7 +81,7 @@ class ScaledMmOfExperts(Native):
                     torch._scaled_mm(
                         x[begin:end],
                         weights[expert].t(),
-                        scale_x[begin:end],
+                        _aligned(scale_x[begin:end]),
                         scale_weights[expert].t(),
                         out_dtype=out_dtype,
                         use_fast_accum=False,
@@ -105,8 +105,6 @@ class ScaledGroupedMm(Implementation):
             yield told
         yield from _float8_reasons(problem)
         yield from _kernel_reasons(problem)
-        if not problem.traits["aligned"]:
-            yield f"a tensor is not aligned to {_ALIGNED} bytes"
         if device.capability[0] != 9:
             yield "its kernel is for compute capability 9.0"
         if problem.experts > _MOST_EXPERTS:
@@ -131,6 +129,11 @@ class ScaledGroupedMm(Implementation):
         return run
 
 
+def _aligned(scales: torch.Tensor) -> torch.Tensor:
+    """``scales``, copied where they begin inside 16 bytes, as those of an expert's rows do: cuBLASLt refuses these."""
+    return scales if scales.data_ptr() % _ALIGNED == 0 else scales.clone()
+
+
 def _float8_reasons(problem: Problem) -> Iterator[str]:
     if problem.dtype != _FLOAT8:
         yield f"dtype {problem.dtype} (supported: {_FLOAT8})"
@@ -142,5 +145,7 @@ def _kernel_reasons(problem: Problem) -> Iterator[str]:
     """Why the kernels for scales of rows on a GPU cannot run."""
     if problem.n % _ALIGNED or problem.k % _ALIGNED:
         yield f"n={problem.n} and k={problem.k} must be multiples of {_ALIGNED}"
+    if not problem.traits["aligned"]:
+        yield f"a tensor is not aligned to {_ALIGNED} bytes"
     if problem.out_dtype != "bfloat16":
         yield f"an output in {problem.out_dtype} (supported: bfloat16)"
