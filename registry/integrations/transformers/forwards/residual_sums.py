@@ -40,12 +40,12 @@ class ResidualLayer(Swapped):
             plain: torch.Tensor = super().forward(hidden_states, *args, **kwargs)
             return plain
         given = {**dict(form.defaults), **kwargs}
-        x = getattr(self, form.first_norm)(hidden_states)
+        x = _through(self, form.before, hidden_states)
         attention = getattr(self, form.attention)
         attended = attention(**{form.keyword: x}, **given) if form.keyword else attention(x, **given)
-        second = getattr(self, form.second_norm)
-        h = _added(attended[0] if form.tuples else attended, hidden_states, second)
-        return _added(getattr(self, form.mlp)(second(h)), h, self.registry_next if AHEAD.whole else None)
+        out = _through(self, form.after, attended[0] if form.tuples else attended)
+        h = _added(out, hidden_states, getattr(self, form.then[0]))
+        return _added(_through(self, form.then, h), h, self.registry_next if AHEAD.whole else None)
 
 
 def replace_residual_sums(model: torch.nn.Module, report: ApplyReport) -> None:
@@ -76,29 +76,45 @@ def _replace_layers(parent: torch.nn.Module, child: str, prefix: str, report: Ap
     norms = [name for name, one in parent.named_children() if isinstance(one, RmsNormForward)]
     free = not isinstance(parent, Swapped) or isinstance(parent, LayerStack)
     whole = bool(known) and len(norms) == 1 and free and hands_on(parent, child, norms[0])
-    # the norm that follows each layer, by its name in the model
-    following = [
-        "" if isinstance(form, str) else f"{child}.{at}.{form.first_norm}" for at, form in enumerate(forms) if at
-    ] + norms[:1]
+    # the module that gets what each layer returns, by its name in the model
+    following = [_first(f"{child}.{at}", form) for at, form in enumerate(forms) if at] + norms[:1]
     for at, (layer, form) in enumerate(zip(layers, forms, strict=True)):
+        place = f"{child}.{at}"
         if isinstance(form, str):
-            report.leave(form, f"{prefix}{child}.{at}")
+            report.leave(form, f"{prefix}{place}")
             continue
         # a layer that stands in several places has no one norm that follows it
-        after = following[at] if whole and sum(one is layer for one in layers) == 1 else ""
-        if not isinstance(layer, ResidualLayer):
+        alone = whole and sum(one is layer for one in layers) == 1
+        within, after = _norm_of(parent, f"{place}.{form.then[0]}"), _norm_of(parent, following[at] if alone else "")
+        if not within and not after:
+            report.leave("residual sums: no norm follows them", f"{prefix}{place}")
+        elif not isinstance(layer, ResidualLayer):
             swap(layer, ResidualLayer, tuple(form), next=None)
-            report.add(PART, f"{prefix}{child}.{at}.{form.second_norm}")
+            _add(within, prefix, report)
         norm = parent.get_submodule(after) if after else None
-        if layer.registry_next is not norm:
+        if isinstance(layer, ResidualLayer) and layer.registry_next is not norm:
             # past torch's own, which would register a module
             layer.__dict__["registry_next"] = norm
-            if after:
-                report.add(PART, f"{prefix}{after}")
+            _add(after, prefix, report)
     if known and whole:
         replace_stack(parent, child)
     elif known:
         report.leave(f"{PART} in the next layer: the model changes what its layers return", prefix.rstrip("."))
+
+
+def _first(layer: str, form: ResidualForm | str) -> str:
+    """The name of the module that gets what goes into ``layer``, if only one does; otherwise ""."""
+    return "" if isinstance(form, str) or not form.before else f"{layer}.{form.before[0]}"
+
+
+def _norm_of(model: torch.nn.Module, name: str) -> str:
+    """``name`` if a module of a model has this name, and is a norm that is replaced; otherwise ""."""
+    return name if name and isinstance(model.get_submodule(name), RmsNormForward) else ""
+
+
+def _add(norm: str, prefix: str, report: ApplyReport) -> None:
+    if norm:
+        report.add(PART, f"{prefix}{norm}")
 
 
 def _known_form(layer: ResidualLayer) -> ResidualForm:
@@ -108,6 +124,13 @@ def _known_form(layer: ResidualLayer) -> ResidualForm:
 def _drops(layer: torch.nn.Module, form: ResidualForm) -> bool:
     """Whether a part of what is added is dropped, as in training."""
     return any(getattr(layer, name).training for name in form.dropouts)
+
+
+def _through(layer: torch.nn.Module, names: tuple[str, ...], x: torch.Tensor) -> torch.Tensor:
+    """What the last of a layer's modules of these names returns, of which each gets what the one before returns."""
+    for name in names:
+        x = getattr(layer, name)(x)
+    return x
 
 
 def _added(out: torch.Tensor, residual: torch.Tensor, norm: Any) -> torch.Tensor:
