@@ -87,8 +87,8 @@ def test_a_layer_with_tensors_of_its_own_has_no_form() -> None:
         """Gemma 4's: what a layer returns is scaled, by 1 before the weights are loaded."""
 
         def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-            found: torch.Tensor = super().forward(hidden_states, **kwargs)
-            return found * self.layer_scalar
+            found: torch.Tensor = super().forward(hidden_states, **kwargs) * self.layer_scalar
+            return found
 
     layer.__class__ = Scaled
     layer.register_buffer("layer_scalar", torch.ones(1))
@@ -180,16 +180,18 @@ def test_training_adds_by_itself(family: str) -> None:
 @pytest.mark.thorough
 def test_copies_and_packed_models_add_and_normalise_at_once() -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 128}
-    for quantize in (None, "int4"):
+    quantizes: tuple[Any, ...] = (None, "int4")
+    for quantize in quantizes:
         model = drawn("gemma2", torch.bfloat16, **sizes)
-        report = apply(model, quantize=quantize)  # type: ignore[arg-type]
+        report = apply(model, quantize=quantize)
         assert len(report.replaced[PART]) == 4
         copied = copy.deepcopy(model)
         for parameter in model.model.norm.parameters():
             parameter.data.zero_()
         counts = OpCounts()
         with torch.no_grad():
-            found = torch.compile(copied, fullgraph=True, backend=counts)(prompt(), use_cache=False).logits
+            run: Any = torch.compile(copied, fullgraph=True, backend=counts)
+            found = run(prompt(), use_cache=False).logits
             expected = copied(prompt(), use_cache=False).logits
         assert counts.graphs[0]["fused_add_rms_norm"] == 4
         assert (found - expected).abs().max() < 0.03 * expected.abs().max()
