@@ -80,6 +80,17 @@ def test_layers_without_a_norm_before_attention_have_one_after_the_last_sum_alon
     assert type(model.model.layers[1]) is own
 
 
+def test_the_norm_of_the_last_sum_is_found_again_where_a_layer_was_put_behind() -> None:
+    model = tiny("olmo2")
+    apply(model)
+    model.model.layers.append(tiny("olmo2").model.layers[1])
+    model.config.num_hidden_layers = 3
+    report = apply(model)
+    assert report.replaced[PART] == ["model.norm"]
+    assert report.left["residual sums: no norm follows them"] == ["model.layers.0", "model.layers.1"]
+    assert [getattr(layer, "registry_next", None) for layer in model.model.layers] == [None, None, model.model.norm]
+
+
 def test_a_layer_with_tensors_of_its_own_has_no_form() -> None:
     layer = tiny("gemma3").model.layers[0]
 

@@ -7,6 +7,7 @@ writes in place, and torch.compile copies what somebody else still needs. In eag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -73,11 +74,11 @@ def _replace_layers(parent: torch.nn.Module, child: str, prefix: str, report: Ap
     layers: Any = parent._modules[child]
     forms = [_known_form(layer) if isinstance(layer, ResidualLayer) else residual_form(layer) for layer in layers]
     known = [form for form in forms if not isinstance(form, str)]
-    norms = [name for name, one in parent.named_children() if isinstance(one, RmsNormForward)]
+    last = [name for name, one in parent.named_children() if isinstance(one, RmsNormForward)]
     free = not isinstance(parent, Swapped) or isinstance(parent, LayerStack)
-    whole = bool(known) and len(norms) == 1 and free and hands_on(parent, child, norms[0])
-    # the module that gets what each layer returns, by its name in the model
-    following = [_first(f"{child}.{at}", form) for at, form in enumerate(forms) if at] + norms[:1]
+    whole = bool(known) and len(last) == 1 and free and hands_on(parent, child, last[0])
+    # the module that is called with what each layer returns, by its name in the model
+    following = [_first(f"{child}.{at}", form) for at, form in enumerate(forms) if at] + last[:1]
     for at, (layer, form) in enumerate(zip(layers, forms, strict=True)):
         place = f"{child}.{at}"
         if isinstance(form, str):
@@ -85,36 +86,44 @@ def _replace_layers(parent: torch.nn.Module, child: str, prefix: str, report: Ap
             continue
         # a layer that stands in several places has no one norm that follows it
         alone = whole and sum(one is layer for one in layers) == 1
-        within, after = _norm_of(parent, f"{place}.{form.then[0]}"), _norm_of(parent, following[at] if alone else "")
-        if not within and not after:
+        norms = [_norm_of(parent, name) for name in (f"{place}.{form.then[0]}", following[at] if alone else "")]
+        if any(norms) or isinstance(layer, ResidualLayer):
+            _replace_layer(parent, layer, form, norms, prefix, report)
+        if not any(norms):
             report.leave("residual sums: no norm follows them", f"{prefix}{place}")
-        elif not isinstance(layer, ResidualLayer):
-            swap(layer, ResidualLayer, tuple(form), next=None)
-            _add(within, prefix, report)
-        norm = parent.get_submodule(after) if after else None
-        if isinstance(layer, ResidualLayer) and layer.registry_next is not norm:
-            # past torch's own, which would register a module
-            layer.__dict__["registry_next"] = norm
-            _add(after, prefix, report)
     if known and whole:
         replace_stack(parent, child)
     elif known:
         report.leave(f"{PART} in the next layer: the model changes what its layers return", prefix.rstrip("."))
 
 
+def _replace_layer(
+    model: torch.nn.Module, layer: Any, form: ResidualForm, norms: Sequence[str], prefix: str, report: ApplyReport
+) -> None:
+    """Replace a layer, if it is not, for the ``norms`` of its sums: the one within it, and the one that follows it.
+
+    These are names in ``model``, and "" where there is none.
+    """
+    within, after = norms
+    new = not isinstance(layer, ResidualLayer)
+    if new:
+        swap(layer, ResidualLayer, tuple(form), next=None)
+    norm = model.get_submodule(after) if after else None
+    for name, found in ((within, new), (after, layer.registry_next is not norm)):
+        if name and found:
+            report.add(PART, f"{prefix}{name}")
+    # past torch's own, which would register a module
+    layer.__dict__["registry_next"] = norm
+
+
 def _first(layer: str, form: ResidualForm | str) -> str:
-    """The name of the module that gets what goes into ``layer``, if only one does; otherwise ""."""
+    """The name of the first module ahead of the attention of ``layer``, which gets its input; "" if there is none."""
     return "" if isinstance(form, str) or not form.before else f"{layer}.{form.before[0]}"
 
 
 def _norm_of(model: torch.nn.Module, name: str) -> str:
     """``name`` if a module of a model has this name, and is a norm that is replaced; otherwise ""."""
     return name if name and isinstance(model.get_submodule(name), RmsNormForward) else ""
-
-
-def _add(norm: str, prefix: str, report: ApplyReport) -> None:
-    if norm:
-        report.add(PART, f"{prefix}{norm}")
 
 
 def _known_form(layer: ResidualLayer) -> ResidualForm:
