@@ -20,6 +20,7 @@ from ...api import call
 from ...dispatch.torch_side.states import gradient_needed
 from ...errors import RegistryError
 from ...tracing import refuse
+from .collecting import asked_for_weights
 from .forwards.cache_appends import APPENDS, AppendProbe
 from .forwards.full_lengths import full_lengths
 from .forwards.latents.steps import LATENTS
@@ -49,13 +50,15 @@ def registry_attention(  # noqa: PLR0913
     ``attention_mask`` is None for causal attention or all keys, what ``registry_mask`` returned, or any mask of four
     dimensions. Returns [batch, q_len, heads, head_dim] and None. With dropout, and arguments that the ops do not take,
     transformers' own function of torch computes it, flex_attention for logits with a cap, and the model's own eager
-    function for sinks. Raises RegistryError for the keys that an indexer has chosen (DeepSeek-V3.2).
+    function for sinks, and for ``output_attentions=True``, of which weights [batch, heads, q_len, kv_len] are returned.
+    Raises RegistryError for the keys that an indexer has chosen (DeepSeek-V3.2), and if there is no eager function.
     """
     if APPENDS.step is not None:
         query = APPENDS.step.query(query)
         if isinstance(APPENDS.step, AppendProbe):
             return query.transpose(1, 2), None
-    unknown = any(others.get(name) is not None for name in _UNKNOWN)
+    weights = asked_for_weights(others)
+    unknown = weights or any(others.get(name) is not None for name in _UNKNOWN)
     if LATENTS.step is not None:
         usual = not (dropout or unknown or softcap or sliding_window) and _is_causal(module, is_causal)
         found = LATENTS.step.attend(query, key, value, attention_mask, scaling if usual else None)
@@ -64,7 +67,18 @@ def registry_attention(  # noqa: PLR0913
         key, value = LATENTS.step.expanded(key, value)
     if dropout or key.shape[-1] != value.shape[-1] or unknown:
         return _by_transformers(
-            module, query, key, value, attention_mask, scaling, dropout, is_causal, softcap, sliding_window, others
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling,
+            dropout,
+            is_causal,
+            softcap,
+            sliding_window,
+            weights,
+            others,
         )
     causal = _is_causal(module, is_causal)
     return _by_ops(query, key, value, attention_mask, causal, sliding_window, scaling, softcap or 0.0), None
@@ -207,6 +221,7 @@ def _by_transformers(  # noqa: PLR0913, PLR0917
     is_causal: bool | None,
     softcap: float | None,
     sliding_window: int | None,
+    weights: bool,
     others: dict[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     if others.get("indices") is not None:
@@ -216,7 +231,11 @@ def _by_transformers(  # noqa: PLR0913, PLR0917
             hint='attn_implementation="sdpa" attends to these keys',
             kind=RegistryError,
         )
-    eager = _own_eager(module) if others.get("s_aux") is not None else None
+    eager = None
+    if others.get("s_aux") is not None:
+        eager = _own_eager(module, "sinks", 'attn_implementation="flex_attention" takes sinks')
+    elif weights:
+        eager = _own_eager(module, "output_attentions=True", 'attn_implementation="eager" returns weights')
     if mask is not None and _is_lengths(mask):
         mask = _seen(mask, query, key, sliding_window)
     elif mask is None and eager is not None and _is_causal(module, is_causal):
@@ -232,16 +251,15 @@ def _by_transformers(  # noqa: PLR0913, PLR0917
     return found
 
 
-def _own_eager(module: torch.nn.Module) -> Callable[..., Any]:
-    """The attention of a module's own file, which knows its sinks; transformers' function of torch ignores them."""
+def _own_eager(module: torch.nn.Module, what: str, hint: str) -> Callable[..., Any]:
+    """The attention of a module's own file, which knows its sinks and returns its weights.
+
+    transformers' function of torch ignores sinks, and returns no weights.
+    """
     file = sys.modules[type(module).__module__]
     function: Callable[..., Any] | None = getattr(file, "eager_attention_forward", None)
     if function is None:
-        refuse(
-            "attention with sinks: the model's file has no eager_attention_forward",
-            hint='attn_implementation="flex_attention" takes sinks',
-            kind=RegistryError,
-        )
+        refuse(f"attention with {what}: the model's file has no eager_attention_forward", hint=hint, kind=RegistryError)
     return function
 
 

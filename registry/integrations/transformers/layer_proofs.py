@@ -15,21 +15,26 @@ import torch
 from ...contracts.checks import WIDE
 
 _COLS, _TOKENS = 8, 2
-_NO_FORM = "residual sums: its layer is none of the form x + attention(norm(x)), then x + mlp(norm(x))"
+_NO_FORM = (
+    "residual sums: its layer is none of the form x + attention(norm(x)), then x + mlp(norm(x)),"
+    " with norms of what is added or without"
+)
 
 
 class ResidualForm(NamedTuple):
-    """The parts of a layer by name, for ``h = x + attention(norm(x))`` and then ``h + mlp(norm(h))``.
+    """The parts of a layer by name, for ``h = x + after(attention(before(x)))`` and then ``h + then(h)``.
 
-    ``keyword`` is the parameter of attention that takes the normalised input, "" for its first one; ``defaults`` are
-    names and values of the layer's other parameters, which attention gets by the same names; ``tuples``: attention
-    returns a tuple. ``dropouts`` drop nothing while the layer is evaluated.
+    ``before``, ``after`` and ``then`` are modules of which each gets what the one before returns: Llama's have a norm
+    before attention, none after it, and then a norm and the MLP; Gemma 2's have norms before and after both; OLMo 2's
+    have them only after both. ``keyword`` is the parameter of attention that takes the hidden states, "" for its first
+    one; ``defaults`` are names and values of the layer's other parameters, which attention gets by the same names;
+    ``tuples``: attention returns a tuple. ``dropouts`` drop nothing while the layer is evaluated.
     """
 
-    first_norm: str
+    before: tuple[str, ...]
     attention: str
-    second_norm: str
-    mlp: str
+    after: tuple[str, ...]
+    then: tuple[str, ...]
     keyword: str
     defaults: tuple[tuple[str, Any], ...]
     tuples: bool
@@ -72,6 +77,9 @@ def residual_form(layer: torch.nn.Module) -> ResidualForm | str:
     """
     if "forward" in vars(layer):
         return "residual sums: another program has replaced a layer's forward"
+    # one that is multiplied by is 1 until the weights are loaded
+    if any(True for _ in (*layer.parameters(recurse=False), *layer.buffers(recurse=False))):
+        return "residual sums: its layer has tensors of its own beside its modules'"
     named = [one for one in inspect.signature(type(layer).forward).parameters.values() if one.name != "self"][1:]
     # one more argument, which layers hand to attention as they do those of attention's kernels
     more = ("registry_probe",) if any(one.kind is one.VAR_KEYWORD for one in named) else ()
@@ -103,6 +111,8 @@ class _LayerRun:
         dtype = next((one.dtype for one in layer.parameters() if one.dtype in WIDE), torch.float32)
         self._x, *results = drawn.to(dtype).unbind()
         self._results = dict(zip(layer._modules, results, strict=True))
+        # one for all of them, which are parts of one tensor
+        self._version = self._x._version
         self._y: object = None
 
     def succeeds(self, attention: str) -> bool:
@@ -121,27 +131,48 @@ class _LayerRun:
         return True
 
     def form(self, attention: str) -> ResidualForm:
-        """The form of the run that has succeeded. Raises ValueError for another form."""
-        first, second, third, fourth = self.calls
-        normed, attended, again, last = (self._results[call.name] for call in self.calls)
-        keyword = next((name for name, one in second.kwargs.items() if one is normed), "")
-        args, given = ((), {**self._given, keyword: normed}) if keyword else ((normed,), self._given)
+        """The form of the run that has succeeded, with the module ``attention`` if it returns a tuple.
+
+        Raises ValueError or LookupError for another form.
+        """
+        if self._x._version != self._version:
+            raise ValueError("what a module returns is written to")
+        # of the modules attention alone gets more than hidden states
+        at = next((place for place, call in enumerate(self.calls) if call.kwargs or len(call.args) != 1), 0)
+        attends = self.calls[at]
+        before, x = self._chain(self.calls[:at], self._x)
+        keyword = next((name for name, one in attends.kwargs.items() if one is x), "")
+        args, given = ((), {**self._given, keyword: x}) if keyword else ((x,), self._given)
+        after, attended = self._chain(self.calls[at + 1 :], self._results[attends.name])
         h = self._x + attended
+        rest = self.calls[at + 1 + len(after) :]
+        then, last = self._chain(rest, rest[0].args[0])
+        names = [call.name for call in self.calls]
         if not (
-            (not attention or attention == second.name)
-            and _same((self._x,), first.args)
-            and _same(args, second.args)
-            and second.kwargs.keys() == given.keys()
-            and all(one is given[name] for name, one in second.kwargs.items())
-            and _equal((h,), third.args)
-            and _same((again,), fourth.args)
+            (not attention or attention == attends.name)
+            and len(before) == at
+            and _same(args, attends.args)
+            and attends.kwargs.keys() == given.keys()
+            and all(one is given[name] for name, one in attends.kwargs.items())
+            and _equal((h,), rest[0].args)
+            and len(then) == len(rest)
             and _equal((h + last,), (self._y,))
-            and not (first.kwargs or third.kwargs or fourth.kwargs)
+            and len({*names}) == len(names)
         ):
-            raise ValueError(second.name)
-        names = (first.name, second.name, third.name, fourth.name)
+            raise ValueError(attends.name)
         dropouts = [name for name, child in self._layer.named_children() if isinstance(child, torch.nn.Dropout)]
-        return ResidualForm(*names, keyword, tuple(self._defaults.items()), bool(attention), tuple(dropouts))
+        defaults = tuple(self._defaults.items())
+        return ResidualForm(before, attends.name, after, then, keyword, defaults, bool(attention), tuple(dropouts))
+
+    def _chain(self, calls: Sequence[_Call], x: torch.Tensor) -> tuple[tuple[str, ...], torch.Tensor]:
+        """The names of the first of ``calls`` that get ``x`` and then each other's results; the last one's result."""
+        names: list[str] = []
+        for call in calls:
+            if call.kwargs or not _same((x,), call.args):
+                break
+            names.append(call.name)
+            x = self._results[call.name]
+        return tuple(names), x
 
 
 def _same(expected: Sequence[object], found: Sequence[object]) -> bool:
@@ -150,7 +181,8 @@ def _same(expected: Sequence[object], found: Sequence[object]) -> bool:
 
 def _equal(expected: Sequence[torch.Tensor], found: Sequence[object]) -> bool:
     return len(expected) == len(found) and all(
-        isinstance(other, torch.Tensor) and torch.equal(one, other) for one, other in zip(expected, found, strict=True)
+        isinstance(other, torch.Tensor) and one.dtype is other.dtype and torch.equal(one, other)
+        for one, other in zip(expected, found, strict=True)
     )
 
 

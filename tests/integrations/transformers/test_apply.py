@@ -1,4 +1,4 @@
-"""apply and restore on small models of eleven families: equal logits and tokens, and what is left says why."""
+"""apply and restore on small models of thirteen families: equal logits and tokens, and what is left says why."""
 
 from __future__ import annotations
 

@@ -1,22 +1,44 @@
-"""The masks of attention in models of transformers, and attention with sinks."""
+"""Attention in models of transformers: its masks, its sinks, and its weights where these are asked for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copy
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from .tiny_models import cache_name, prompt
+from registry.errors import RegistryError
+
+from .op_counts import OpCounts
+from .tiny_models import cache_name, prompt, tiny
 
 if TYPE_CHECKING:  # see late_imports
     import transformers
     from transformers import masking_utils
 
     from registry.integrations.transformers import apply
-    from registry.integrations.transformers.attention import registry_mask
+    from registry.integrations.transformers.attention import registry_attention, registry_mask
 
-pytestmark = pytest.mark.usefixtures("late_imports", "without_cpp_kernels")
+pytestmark = pytest.mark.usefixtures("late_imports", "no_programs", "without_cpp_kernels")
+
+DOORS = ("apply", "name")
+"""The ways to have a model's attention run by the registry."""
+
+
+def by_door(model: Any, door: str) -> Any:
+    if door == "apply":
+        apply(model)
+    else:
+        model.set_attn_implementation("registry")
+    return model
+
+
+def assert_the_same(found: Any, expected: Any) -> None:
+    """Whether a model's logits and attention's weights are those of another."""
+    assert len(found.attentions) == len(expected.attentions)
+    for one, other in zip((*found.attentions, found.logits), (*expected.attentions, expected.logits), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
 def test_a_causal_mask_is_none_also_where_transformers_makes_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,3 +79,82 @@ def test_sinks_are_in_the_sum_of_attention(static: bool, padded: bool) -> None:
                 begin += new
         found.append(torch.cat(logits, 1))
     torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "deepseek_v3"])
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.few(4)
+def test_weights_are_the_plain_models_where_a_call_asks_for_them(family: str, door: str, static: bool) -> None:
+    plain, ours = tiny(family), by_door(tiny(family), door)
+    found = []
+    for model in (plain, ours):
+        kind = transformers.StaticCache if static else transformers.DynamicCache
+        given = {cache_name(model): kind(config=model.config, **({"max_cache_len": 32} if static else {}))}
+        mask = torch.ones(2, 16, dtype=torch.int64)
+        mask[0, :4] = 0
+        with torch.no_grad():
+            found.append([model(prompt(), attention_mask=mask[:, :11], **given, output_attentions=True)])
+            for at in (11, 12):
+                padded = mask[:, : at + 1]
+                found[-1].append(model(prompt()[:, :1], attention_mask=padded, **given, output_attentions=True))
+            assert model(prompt()).attentions is None
+    for own, other in zip(*found, strict=True):
+        assert_the_same(other, own)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_weights_are_returned_where_the_configuration_asks_for_them(door: str) -> None:
+    plain = tiny("llama")
+    plain.config.output_attentions = True
+    ours = by_door(copy.deepcopy(plain), door)
+    with torch.no_grad():
+        assert_the_same(ours(prompt()), plain(prompt()))
+    with pytest.raises(ValueError, match="`output_attentions` attribute is not supported"):
+        by_door(tiny("llama"), door).config.output_attentions = True
+
+
+def test_weights_of_each_new_token_are_returned_by_generate() -> None:
+    found = [
+        model.generate(
+            prompt(), max_new_tokens=3, do_sample=False, output_attentions=True, return_dict_in_generate=True
+        ).attentions
+        for model in (tiny("llama"), by_door(tiny("llama"), "apply"))
+    ]
+    for own, other in zip(*found, strict=True):
+        for one, another in zip(own, other, strict=True):
+            torch.testing.assert_close(another, one, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "door"),
+    [
+        ("llama", "apply"),
+        *(
+            pytest.param(family, door, marks=pytest.mark.thorough)
+            for family, door in (("llama", "name"), ("gpt2", "name"), ("gpt2", "apply"), ("gemma2", "apply"))
+        ),
+    ],
+)
+def test_a_program_returns_weights_where_its_call_asks_for_them(family: str, door: str) -> None:
+    plain, ours, counts = tiny(family), by_door(tiny(family), door), OpCounts()
+    compiled: Any = torch.compile(ours, fullgraph=True, backend=counts)
+    with torch.no_grad():
+        # transformers' hooks are installed by the first call that needs them, which torch.compile does not trace
+        ours(prompt(), output_attentions=True)
+        assert_the_same(
+            compiled(prompt(), use_cache=False, output_attentions=True), plain(prompt(), output_attentions=True)
+        )
+        assert compiled(prompt(), use_cache=False).attentions is None
+    assert [one["attention"] for one in counts.graphs] == [0, 2]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_weights_that_no_function_returns_are_refused(compiled: bool) -> None:
+    module, x = torch.nn.Identity(), torch.ones(1, 2, 3, 16)
+
+    def attend() -> Any:
+        return registry_attention(module, x, x, x, None, output_attentions=True)
+
+    with pytest.raises(RegistryError, match=r"output_attentions=True: the model's file has no .*\n.*returns weights"):
+        (torch.compile(attend, fullgraph=True, backend="eager") if compiled else attend)()

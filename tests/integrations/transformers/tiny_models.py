@@ -39,6 +39,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3Config", {}),
     "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}),
     "deepseek_v3": ("DeepseekV3Config", {**_LATENT, "n_group": 2, "topk_group": 1}),
+    "glm4": ("Glm4Config", {"head_dim": 16}),
+    "olmo2": ("Olmo2Config", {}),
 }  # fmt: skip
 """Name of a family -> the class of its config, and what differs from ``_COMMON``."""
 

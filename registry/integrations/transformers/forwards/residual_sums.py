@@ -7,6 +7,7 @@ writes in place, and torch.compile copies what somebody else still needs. In eag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,12 +41,12 @@ class ResidualLayer(Swapped):
             plain: torch.Tensor = super().forward(hidden_states, *args, **kwargs)
             return plain
         given = {**dict(form.defaults), **kwargs}
-        x = getattr(self, form.first_norm)(hidden_states)
+        x = _through(self, form.before, hidden_states)
         attention = getattr(self, form.attention)
         attended = attention(**{form.keyword: x}, **given) if form.keyword else attention(x, **given)
-        second = getattr(self, form.second_norm)
-        h = _added(attended[0] if form.tuples else attended, hidden_states, second)
-        return _added(getattr(self, form.mlp)(second(h)), h, self.registry_next if AHEAD.whole else None)
+        out = _through(self, form.after, attended[0] if form.tuples else attended)
+        h = _added(out, hidden_states, getattr(self, form.then[0]))
+        return _added(_through(self, form.then, h), h, self.registry_next if AHEAD.whole else None)
 
 
 def replace_residual_sums(model: torch.nn.Module, report: ApplyReport) -> None:
@@ -73,32 +74,56 @@ def _replace_layers(parent: torch.nn.Module, child: str, prefix: str, report: Ap
     layers: Any = parent._modules[child]
     forms = [_known_form(layer) if isinstance(layer, ResidualLayer) else residual_form(layer) for layer in layers]
     known = [form for form in forms if not isinstance(form, str)]
-    norms = [name for name, one in parent.named_children() if isinstance(one, RmsNormForward)]
+    last = [name for name, one in parent.named_children() if isinstance(one, RmsNormForward)]
     free = not isinstance(parent, Swapped) or isinstance(parent, LayerStack)
-    whole = bool(known) and len(norms) == 1 and free and hands_on(parent, child, norms[0])
-    # the norm that follows each layer, by its name in the model
-    following = [
-        "" if isinstance(form, str) else f"{child}.{at}.{form.first_norm}" for at, form in enumerate(forms) if at
-    ] + norms[:1]
+    whole = bool(known) and len(last) == 1 and free and hands_on(parent, child, last[0])
+    # the module that is called with what each layer returns, by its name in the model
+    following = [_first(f"{child}.{at}", form) for at, form in enumerate(forms) if at] + last[:1]
     for at, (layer, form) in enumerate(zip(layers, forms, strict=True)):
+        place = f"{child}.{at}"
         if isinstance(form, str):
-            report.leave(form, f"{prefix}{child}.{at}")
+            report.leave(form, f"{prefix}{place}")
             continue
         # a layer that stands in several places has no one norm that follows it
-        after = following[at] if whole and sum(one is layer for one in layers) == 1 else ""
-        if not isinstance(layer, ResidualLayer):
-            swap(layer, ResidualLayer, tuple(form), next=None)
-            report.add(PART, f"{prefix}{child}.{at}.{form.second_norm}")
-        norm = parent.get_submodule(after) if after else None
-        if layer.registry_next is not norm:
-            # past torch's own, which would register a module
-            layer.__dict__["registry_next"] = norm
-            if after:
-                report.add(PART, f"{prefix}{after}")
+        alone = whole and sum(one is layer for one in layers) == 1
+        norms = [_norm_of(parent, name) for name in (f"{place}.{form.then[0]}", following[at] if alone else "")]
+        if any(norms) or isinstance(layer, ResidualLayer):
+            _replace_layer(parent, layer, form, norms, prefix, report)
+        if not any(norms):
+            report.leave("residual sums: no norm follows them", f"{prefix}{place}")
     if known and whole:
         replace_stack(parent, child)
     elif known:
         report.leave(f"{PART} in the next layer: the model changes what its layers return", prefix.rstrip("."))
+
+
+def _replace_layer(
+    model: torch.nn.Module, layer: Any, form: ResidualForm, norms: Sequence[str], prefix: str, report: ApplyReport
+) -> None:
+    """Replace a layer, if it is not, for the ``norms`` of its sums: the one within it, and the one that follows it.
+
+    These are names in ``model``, and "" where there is none.
+    """
+    within, after = norms
+    new = not isinstance(layer, ResidualLayer)
+    if new:
+        swap(layer, ResidualLayer, tuple(form), next=None)
+    norm = model.get_submodule(after) if after else None
+    for name, found in ((within, new), (after, layer.registry_next is not norm)):
+        if name and found:
+            report.add(PART, f"{prefix}{name}")
+    # past torch's own, which would register a module
+    layer.__dict__["registry_next"] = norm
+
+
+def _first(layer: str, form: ResidualForm | str) -> str:
+    """The name of the first module ahead of the attention of ``layer``, which gets its input; "" if there is none."""
+    return "" if isinstance(form, str) or not form.before else f"{layer}.{form.before[0]}"
+
+
+def _norm_of(model: torch.nn.Module, name: str) -> str:
+    """``name`` if a module of a model has this name, and is a norm that is replaced; otherwise ""."""
+    return name if name and isinstance(model.get_submodule(name), RmsNormForward) else ""
 
 
 def _known_form(layer: ResidualLayer) -> ResidualForm:
@@ -108,6 +133,13 @@ def _known_form(layer: ResidualLayer) -> ResidualForm:
 def _drops(layer: torch.nn.Module, form: ResidualForm) -> bool:
     """Whether a part of what is added is dropped, as in training."""
     return any(getattr(layer, name).training for name in form.dropouts)
+
+
+def _through(layer: torch.nn.Module, names: tuple[str, ...], x: torch.Tensor) -> torch.Tensor:
+    """What the last of a layer's modules of these names returns, of which each gets what the one before returns."""
+    for name in names:
+        x = getattr(layer, name)(x)
+    return x
 
 
 def _added(out: torch.Tensor, residual: torch.Tensor, norm: Any) -> torch.Tensor:
