@@ -74,11 +74,15 @@ def _scales(scale: torch.Tensor, n: int, k: int, group_size: int | None) -> tupl
 
 
 def _zeros(zero_point: torch.Tensor, bits: int, n: int, count: int) -> torch.Tensor:
-    """Zero points around 0, ``[groups, N]``; int32 words hold them from 0, packed along N."""
-    if zero_point.numel() == 1:
-        return zero_point.reshape(1, 1).float()
-    if zero_point.dtype == torch.int32:
+    """Zero points around 0, ``[groups, N]``; int32 words hold them from 0, packed along N.
+
+    A matrix of one word holds the zero points of all channels of a narrow weight: the one of a whole tensor is no
+    matrix.
+    """
+    if zero_point.dtype == torch.int32 and zero_point.dim() == 2:
         expect(WHAT, "weight_zero_point", zero_point, (words(n, bits), count), (torch.int32,))
         return torch.sub(unpack(zero_point, bits, n).T.float(), 2 ** (bits - 1))
+    if zero_point.numel() == 1:
+        return zero_point.reshape(1, 1).float()
     expect(WHAT, "weight_zero_point", zero_point, (n, count), (torch.int8,))
     return zero_point.T.float()

@@ -197,3 +197,9 @@ def test_torchao_and_bitsandbytes_refuse() -> None:
         nf4(words, blocksize=96)
     with pytest.raises(InvalidArgumentError, match="packed is uint8 of shape"):
         nf4(words[:-1])
+
+
+@pytest.mark.parametrize("quant_state", [None, {"absmax": torch.ones(1)}, SimpleNamespace(absmax=torch.ones(1))])
+def test_bitsandbytes_refuses_a_weight_that_it_has_not_quantised(quant_state: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"(?s)quant_state is a \w+ without one of.*Params4bit.quant_state"):
+        PackedWeight.from_bitsandbytes(torch.zeros(N * K // 2, 1, dtype=torch.uint8), quant_state)
