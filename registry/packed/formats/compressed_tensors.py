@@ -52,7 +52,13 @@ def _elements(given: Mapping[str, torch.Tensor], bits: int) -> torch.Tensor:
                 f"{WHAT}: weight is {dtype_name(weight.dtype)} of shape {tuple(weight.shape)}",
                 hint="expected int8 [N, K] (int-quantized), or weight_packed in int32 (pack-quantized)",
             )
-        return torch.add(weight.T.int(), 2 ** (bits - 1))
+        middle = 2 ** (bits - 1)
+        if weight.numel() and (int(weight.min()) < -middle or int(weight.max()) >= middle):
+            raise InvalidArgumentError(
+                f"{WHAT}: weight has numbers from {int(weight.min())} to {int(weight.max())}, beyond bits={bits}",
+                hint="pass the scheme's num_bits, e.g. bits=8",
+            )
+        return torch.add(weight.T.int(), middle)
     packed = given["weight_packed"]
     if "weight_shape" not in given or given["weight_shape"].numel() != 2:
         raise InvalidArgumentError(f"{WHAT}: weight_shape is not given", hint="expected (N, K) beside weight_packed")
