@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -93,17 +93,16 @@ class PackedLinear(torch.nn.Module):
         weight = self._made() if is_dynamo_compiling() else self.held
         op = product_op(weight) if is_dynamo_compiling() else self._op
         dtype = weight.scales.dtype
-        if x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
+        # torch.fx.symbolic_trace gives a proxy, of which no dtype is known
+        known = isinstance(x, torch.Tensor)
+        if known and x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
             x = x.to(dtype)
         bias = self.bias
         if bias is None:
-            y = call(op, x, weight)
-        elif op in _WITHOUT_BIAS:
-            y = call(op, x, weight) + bias
-        else:
-            y = call(op, x, weight, bias)
-        assert isinstance(y, torch.Tensor)
-        return y
+            return cast("torch.Tensor", call(op, x, weight))
+        if op in _WITHOUT_BIAS:
+            return cast("torch.Tensor", call(op, x, weight)) + bias
+        return cast("torch.Tensor", call(op, x, weight, bias))
 
     def extra_repr(self) -> str:
         kind = self.codebook or ("symmetric" if self.zeros is None else "asymmetric")

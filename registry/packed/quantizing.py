@@ -26,7 +26,8 @@ def quantize(
     symmetric   levels around zero (for one bit plus and minus half a scale); otherwise zero points are chosen with the
                 scales: integers, or in float32 for one bit, whose two levels are the means of a group's two halves
     codebook    "nf4": 4 bits that are indices into a table of levels, without zero points
-    Raises InvalidArgumentError for anything else, and for a weight that holds NaN or infinity.
+    Raises InvalidArgumentError for anything else, and for a weight that holds NaN or infinity, or of which a scale
+    would be infinite.
     """
     check_tensor("quantize: weight", weight)
     check_integers("quantize", bits=bits, group_size=group_size)
@@ -63,6 +64,11 @@ def _quantize_rows(
     rounded = [rounding(part.float()) for part in parts if part.numel()]
     q = torch.cat([q.flatten(1) for q, _, _ in rounded], 1)
     scales = torch.cat([scales for _, scales, _ in rounded], 1)
+    if not scales.isfinite().all():
+        raise InvalidArgumentError(
+            f"quantize: the scale of a group exceeds the largest {dtype_name(scales.dtype)}",
+            hint="convert the weight to a dtype with a greater range, or divide it by a number",
+        )
     zeros = torch.cat([scales[:, :0] if zeros is None else zeros for _, _, zeros in rounded], 1)
     return pack(q.T, bits), scales.T.contiguous(), zeros.T.contiguous()
 

@@ -77,6 +77,19 @@ def test_it_runs_by_the_registry_also_compiled(monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(compiled(x), packed(x))
 
 
+@pytest.mark.parametrize(("bits", "dtype"), [(4, torch.bfloat16), (4, torch.float32), (8, torch.bfloat16)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_symbolic_trace_goes_through_it(
+    bits: int, dtype: torch.dtype, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("registry.nn.packed_linear.call", registry.call)
+    packed = PackedLinear.from_linear(linear(bias=bias, dtype=dtype), bits=bits, group_size=64)
+    model = torch.nn.Sequential(packed, torch.nn.ReLU())
+    traced = torch.fx.symbolic_trace(model)
+    for x in (X.to(dtype), X.to(dtype).reshape(1, 3, 256)):
+        assert torch.equal(traced(x), model(x))
+
+
 def test_the_op_is_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
 

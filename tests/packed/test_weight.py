@@ -74,6 +74,21 @@ def test_quantizing_a_dequantized_weight_changes_nothing_much(symmetric: bool) -
     torch.testing.assert_close(twice, once, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("largest", "dtype", "how"),
+    [
+        (6e4, torch.float16, {"bits": 1}),
+        (6e4, torch.float16, {"bits": 1, "symmetric": True}),
+        (3e38, torch.float32, {}),
+    ],
+)
+def test_scales_beyond_the_dtype_are_refused(largest: float, dtype: torch.dtype, how: dict[str, Any]) -> None:
+    weight = torch.full((4, 64), largest, dtype=dtype)
+    weight[:, ::2] *= -1
+    with pytest.raises(InvalidArgumentError, match="the scale of a group exceeds the largest float"):
+        quantize(weight, group_size=32, **how)
+
+
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_groups_of_zeros_stay_zero(symmetric: bool) -> None:
     original = weight(4, 256, torch.float16)

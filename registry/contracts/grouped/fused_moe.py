@@ -52,7 +52,8 @@ def fused_moe_reference(
     pairs, parts = [ids.new_empty(0, dtype=torch.int64)], [x.new_empty(0, hidden, dtype=wide)]
     for expert, (into, back) in enumerate(zip(w13, w2, strict=True)):
         pair = (ids == expert).nonzero()[:, 0]
-        if pair.numel():
+        # the first expert also without tokens: autograd records the products of a call that has none
+        if expert == 0 or pair.numel():
             gate, up = (x[pair // top_k].to(wide) @ into.to(wide).T).chunk(2, -1)
             inner = (_FUNCTIONS[activation](gate) * up).to(x.dtype).to(wide)
             pairs.append(pair)

@@ -44,7 +44,8 @@ def grouped_gemm_int4_reference(
     accumulator = torch.promote_types(x.dtype, torch.float32)
     rows, n, found = x.shape[0], qweight.shape[2], spans(offsets, x.shape[0])
     wide = x.to(accumulator)
-    parts = [wide.new_zeros(found[0][0], n)]
+    # no rows of x: autograd records the product also where no expert has a row, as torch's products do
+    parts = [wide.new_zeros(found[0][0], n), wide[:0, :1].expand(0, n)]
     for expert, (begin, end) in enumerate(found):
         if end > begin:
             zero = None if zeros is None else zeros[expert]

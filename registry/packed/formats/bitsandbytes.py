@@ -11,10 +11,16 @@ from ..layout import pack
 from .parts import check_given, expect, parts
 
 WHAT = "from_bitsandbytes"
+_STATE = ("absmax", "quant_type", "blocksize", "shape", "state2")
 
 
 def bitsandbytes_parts(packed: torch.Tensor, quant_state: Any) -> dict[str, Any]:
     """Arguments of PackedWeight for bitsandbytes' nf4, as ``PackedWeight.from_bitsandbytes`` describes them."""
+    if not all(hasattr(quant_state, name) for name in _STATE):
+        raise InvalidArgumentError(
+            f"{WHAT}: quant_state is a {type(quant_state).__name__} without one of {', '.join(_STATE)}",
+            hint="expected Params4bit.quant_state, which bitsandbytes makes when it quantises the weight",
+        )
     check_given(WHAT, packed=packed, absmax=quant_state.absmax)
     if quant_state.quant_type != "nf4":
         raise InvalidArgumentError(f"{WHAT}: quant_type={quant_state.quant_type!r}", hint="only nf4 is supported")
@@ -24,7 +30,9 @@ def bitsandbytes_parts(packed: torch.Tensor, quant_state: Any) -> dict[str, Any]
         inner = quant_state.state2
         blocks = inner.absmax.repeat_interleave(inner.blocksize)[: scales.numel()]
         scales = inner.code[scales.long()] * blocks + quant_state.offset
-    return nf4_parts(WHAT, packed, scales.float(), quant_state.blocksize, tuple(quant_state.shape))
+    # quant_storage, as FSDP wants it: the same bytes in another dtype
+    stored = packed if packed.dtype == torch.uint8 else packed.reshape(-1).view(torch.uint8)
+    return nf4_parts(WHAT, stored, scales.float(), quant_state.blocksize, tuple(quant_state.shape))
 
 
 def nf4_parts(

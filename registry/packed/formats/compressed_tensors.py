@@ -52,7 +52,13 @@ def _elements(given: Mapping[str, torch.Tensor], bits: int) -> torch.Tensor:
                 f"{WHAT}: weight is {dtype_name(weight.dtype)} of shape {tuple(weight.shape)}",
                 hint="expected int8 [N, K] (int-quantized), or weight_packed in int32 (pack-quantized)",
             )
-        return torch.add(weight.T.int(), 2 ** (bits - 1))
+        middle = 2 ** (bits - 1)
+        if weight.numel() and (int(weight.min()) < -middle or int(weight.max()) >= middle):
+            raise InvalidArgumentError(
+                f"{WHAT}: weight has numbers from {int(weight.min())} to {int(weight.max())}, beyond bits={bits}",
+                hint="pass the scheme's num_bits, e.g. bits=8",
+            )
+        return torch.add(weight.T.int(), middle)
     packed = given["weight_packed"]
     if "weight_shape" not in given or given["weight_shape"].numel() != 2:
         raise InvalidArgumentError(f"{WHAT}: weight_shape is not given", hint="expected (N, K) beside weight_packed")
@@ -74,11 +80,15 @@ def _scales(scale: torch.Tensor, n: int, k: int, group_size: int | None) -> tupl
 
 
 def _zeros(zero_point: torch.Tensor, bits: int, n: int, count: int) -> torch.Tensor:
-    """Zero points around 0, ``[groups, N]``; int32 words hold them from 0, packed along N."""
-    if zero_point.numel() == 1:
-        return zero_point.reshape(1, 1).float()
-    if zero_point.dtype == torch.int32:
+    """Zero points around 0, ``[groups, N]``; int32 words hold them from 0, packed along N.
+
+    A matrix of one word holds the zero points of all channels of a narrow weight: the one of a whole tensor is no
+    matrix.
+    """
+    if zero_point.dtype == torch.int32 and zero_point.dim() == 2:
         expect(WHAT, "weight_zero_point", zero_point, (words(n, bits), count), (torch.int32,))
         return torch.sub(unpack(zero_point, bits, n).T.float(), 2 ** (bits - 1))
+    if zero_point.numel() == 1:
+        return zero_point.reshape(1, 1).float()
     expect(WHAT, "weight_zero_point", zero_point, (n, count), (torch.int8,))
     return zero_point.T.float()

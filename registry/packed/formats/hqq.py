@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...errors import InvalidArgumentError
+from ..checks import check_integers
 from ..layout import pack
 from .parts import check_given, expect, parts
 
@@ -52,8 +53,11 @@ def _checked(meta: Mapping[str, Any]) -> Mapping[str, Any]:
         raise InvalidArgumentError(
             f"{WHAT}: packing {meta['packing']!r}", hint=f"expected one of {', '.join(PACKINGS)}"
         )
-    if len(meta["shape"]) != 2:
-        raise InvalidArgumentError(f"{WHAT}: shape {tuple(meta['shape'])}, expected (N, K)")
+    shape, size = meta["shape"], meta["group_size"]
+    if not isinstance(shape, tuple | list) or len(shape) != 2:
+        raise InvalidArgumentError(f"{WHAT}: shape {shape!r}, expected (N, K)")
+    if size is not None:
+        check_integers(WHAT, group_size=size)
     return meta
 
 

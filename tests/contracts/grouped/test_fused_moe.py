@@ -233,6 +233,16 @@ def test_gradients_are_right() -> None:
     assert torch.autograd.gradcheck(lambda *values: registry.call("fused_moe", *values, ids), given)
 
 
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_tokens_of_no_expert_have_gradients_of_zeros(tokens: int) -> None:
+    sizes = ((tokens, 8), (2, 12, 8), (2, 8, 6), (tokens, 2))
+    given = [torch.randn(size, requires_grad=True) for size in sizes]
+    ids = torch.full((tokens, 2), -1)
+    for y in (fused_moe_reference(*given, ids), registry.call("fused_moe", *given, ids)):
+        gradients = torch.autograd.grad(as_tuple(y)[0].sum(), given)
+        assert all(torch.equal(gradient, torch.zeros(size)) for gradient, size in zip(gradients, sizes, strict=True))
+
+
 def test_ids_of_nobody_pass_their_check_and_others_do_not() -> None:
     check_ids_data("fused_moe", {"topk_ids": torch.tensor([[-1, 3], [0, 2]]), "w13": W13})
     for wrong in (-2, 4):

@@ -141,3 +141,13 @@ WRONG = [
 def test_a_wrong_call_is_refused(given: tuple[Any, ...], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=f"{OP.name}: {message}"):
         registry.call(OP.name, *given)
+
+
+@pytest.mark.parametrize(("rows", "first"), [(0, 0), (4, 2)])
+def test_rows_of_no_expert_have_a_gradient_of_zeros(rows: int, first: int) -> None:
+    weights = PackedExperts.stack([registry.quantize(torch.randn(16, 32), group_size=32) for _ in range(3)])
+    x, offsets = torch.randn(rows, 32, requires_grad=True), torch.full((4,), first)
+    canonical = OP.bind((x, weights, offsets), {})
+    for y in (OP.reference(*canonical), registry.call("grouped_gemm_int4", x, weights, offsets)):
+        (gradient,) = torch.autograd.grad(as_tuple(y)[0].sum(), x)
+        assert torch.equal(gradient, torch.zeros(rows, 32))

@@ -22,6 +22,10 @@ def half(*shape: int) -> torch.Tensor:
     return torch.ones(shape, dtype=torch.float16)
 
 
+def int8(n: int, k: int, value: int) -> torch.Tensor:
+    return torch.full((n, k), value, dtype=torch.int8)
+
+
 def gptq(**change: Any) -> PackedWeight:
     given: dict[str, Any] = {
         "qweight": int32(K // 8, N),
@@ -151,6 +155,11 @@ def test_awq_refuses(change: dict[str, Any], message: str) -> None:
         ({"weight_zero_point": int32(N, 4)}, r"weight_zero_point is int32 of shape \(16, 4\)"),
         ({"weight_g_idx": OTHER_ORDER}, "g_idx has 86 elements in group 0"),
         ({"weight_packed": None, "weight": half(N, K)}, "(?s)weight is float16.*int-quantized"),
+        (
+            {"weight_packed": None, "weight": int8(N, K, 8)},
+            "numbers from 8 to 8, beyond bits=4\n  pass the scheme's num",
+        ),
+        ({"weight_packed": None, "weight": int8(N, K, -9)}, "numbers from -9 to -9, beyond bits=4"),
     ],
 )
 def test_compressed_tensors_refuses(change: dict[str, Any], message: str) -> None:
@@ -166,6 +175,9 @@ def test_compressed_tensors_refuses(change: dict[str, Any], message: str) -> Non
         ({"packing": "4bit_32"}, "packing '4bit_32'"),
         ({"packing": "2bit_u8"}, "W_q is uint8 of shape"),
         ({"shape": None}, "meta lacks one of"),
+        ({"shape": K}, "shape 256, expected"),
+        ({"shape": (1, N, K)}, r"shape \(1, 16, 256\), expected"),
+        ({"group_size": "64"}, "group_size must be an integer, got '64'"),
         ({"scale": None}, "meta has no scale"),
         ({"zero": half(3, 1)}, r"zero is float16 of shape \(3, 1\)"),
         ({"packed": torch.zeros(32, SIZE)}, "W_q is float32"),
@@ -197,3 +209,9 @@ def test_torchao_and_bitsandbytes_refuse() -> None:
         nf4(words, blocksize=96)
     with pytest.raises(InvalidArgumentError, match="packed is uint8 of shape"):
         nf4(words[:-1])
+
+
+@pytest.mark.parametrize("quant_state", [None, {"absmax": torch.ones(1)}, SimpleNamespace(absmax=torch.ones(1))])
+def test_bitsandbytes_refuses_a_weight_that_it_has_not_quantised(quant_state: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"(?s)quant_state is a \w+ without one of.*Params4bit.quant_state"):
+        PackedWeight.from_bitsandbytes(torch.zeros(N * K // 2, 1, dtype=torch.uint8), quant_state)

@@ -76,6 +76,36 @@ def test_compressed_tensors(name: str) -> None:
     assert torch.equal(weight.scales.T, case["weight_scale"])
 
 
+@pytest.mark.parametrize(("bits", "n"), [(1, 32), (2, 16), (4, 1), (4, 8), (8, 4)])
+def test_compressed_tensors_of_so_few_channels_that_one_word_has_all_zero_points(bits: int, n: int) -> None:
+    generator = torch.Generator().manual_seed(bits)
+    q = torch.randint(2**bits, (64, n), generator=generator)
+    zeros = torch.randint(2**bits, (1, n), generator=generator)
+    zeros[0, 0] = 0
+    state = {
+        "weight_packed": pack(q, bits).T.contiguous(),
+        "weight_shape": torch.tensor((n, 64)),
+        "weight_scale": torch.full((n, 1), 0.5, dtype=torch.float16),
+        "weight_zero_point": pack(zeros.T, bits),
+    }
+    assert state["weight_zero_point"].numel() == 1
+    weight = PackedWeight.from_compressed_tensors(state, bits=bits)
+    assert torch.equal(weight.dequantize(), ((q - zeros) * 0.5).T.half())
+
+
+@pytest.mark.parametrize("zero_point", [torch.tensor([-3], dtype=torch.int8), torch.tensor(-3, dtype=torch.int32)])
+def test_compressed_tensors_with_one_zero_point_for_the_tensor(zero_point: torch.Tensor) -> None:
+    q = torch.arange(16).repeat(8, 4).T.contiguous()
+    state = {
+        "weight_packed": pack(q).T.contiguous(),
+        "weight_shape": torch.tensor((8, 64)),
+        "weight_scale": torch.tensor([0.5], dtype=torch.float16),
+        "weight_zero_point": zero_point,
+    }
+    weight = PackedWeight.from_compressed_tensors(state)
+    assert torch.equal(weight.dequantize(), ((q - 8 + 3) * 0.5).T.half())
+
+
 @pytest.mark.parametrize("name", [name for name in TORCHAO if name.startswith("int")])
 def test_torchao(name: str) -> None:
     case = TORCHAO[name]
@@ -110,6 +140,15 @@ def test_bitsandbytes(name: str) -> None:
     q = integers(weight_of_bitsandbytes(BNB[name])).T.reshape(-1, 2)
     assert torch.equal((q[:, 0] << 4 | q[:, 1]).to(torch.uint8), packed.view(-1))
     assert len(CODEBOOKS["nf4"]) == 16
+
+
+@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", BNB)
+def test_bitsandbytes_bytes_stored_in_another_dtype(name: str, storage: torch.dtype) -> None:
+    stored = BNB[name]["packed"].reshape(-1).view(storage).reshape(-1, 1)
+    given, weight = weight_of_bitsandbytes(BNB[name]), weight_of_bitsandbytes(BNB[name] | {"packed": stored})
+    assert torch.equal(weight.qweight, given.qweight)
+    assert torch.equal(weight.scales, given.scales)
 
 
 def weight_of_bitsandbytes(case: Case) -> PackedWeight:
