@@ -95,6 +95,9 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """True if two tensors may share memory: their spans of addresses meet."""
     if one.device != other.device or one.numel() == 0 or other.numel() == 0:
         return False
+    # addresses of meta tensors count from the start of their own storage
+    if one.is_meta and one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
     (start, end), (other_start, other_end) = _span(one), _span(other)
     return start < other_end and other_start < end
 

@@ -42,7 +42,7 @@ def data_check(op: Op) -> DataCheck | None:
     """The check of a call of ``op``; None if the op declares none.
 
     Calls during a CUDA graph's capture, which must not wait, are not checked: the first of them is told by a
-    DispatchWarning. Neither are tensors without elements or data.
+    DispatchWarning. Neither are calls without a tensor that has elements and data.
     """
     check_data = op.check_data
     if check_data is None:
@@ -54,7 +54,8 @@ def data_check(op: Op) -> DataCheck | None:
                 op, "capture", f"{op.name}: {VARIABLE}=1 checks no call of a CUDA graph's capture, which must not wait"
             )
             return
-        if nothing_to_launch(asked.tensors) or asked.problem is None:
+        # positions of queries count, too, where there is no key
+        if nothing_to_launch([tensor for tensor in asked.tensors if tensor.numel()]) or asked.problem is None:
             return
         named: dict[str, Any] = dict(zip(op.parsed.names, asked.values, strict=True))
         check_data(named)

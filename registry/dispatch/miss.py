@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -131,7 +131,7 @@ class Miss:
                 with self.profiles.around(entry.resolved):
                     outputs = entry.run(*given)
             except Exception as fault:
-                if not self.may_retry(fault, entry.resolved, forced):
+                if not self.may_retry(fault, entry.resolved, given, forced):
                     raise
             else:
                 entry.hit()
@@ -204,21 +204,19 @@ class Miss:
         values = (value if isinstance(value, list | tuple) else (value,) for value in (*args, *attributes.values()))
         return any(isinstance(one, Proxy) for each in values for one in each) and self._serves()
 
-    def may_retry(self, fault: Exception, resolved: Resolved, forced: Forced | None = None) -> bool:
+    def may_retry(
+        self, fault: Exception, resolved: Resolved, values: tuple[Any, ...], forced: Forced | None = None
+    ) -> bool:
         """True if a hit that raised ``fault`` may be resolved again, since its plan failed; puts the candidate aside.
 
         False for a fault that torch raises outside of the plan, e.g. in a hook on saved tensors, and for the reference.
+        Raises the op's error for wrong data on the CPU among ``values``, the call's in the schema's order: then the
+        plan is not at fault.
         """
         plan = resolved.plan
         if plan is None or not _went_through(fault, plan.call):
             return False
-        specs = plan.signature.arguments.tensors.values()
-        if (
-            self._op.check_data is not None
-            and not self._op.parsed.mutates
-            and all(x.device.type == "cpu" for x in specs)
-        ):
-            return True  # the values, which are not known here, may be at fault: the candidate is tried again
+        refuse_wrong_data(self._op, values)
         return self._put_aside(resolved, fault, forced, self.plans.generation)
 
     def warm(self, args: tuple[Any, ...], attributes: Mapping[str, Any], values: tuple[Any, ...]) -> None:
@@ -248,7 +246,7 @@ class Miss:
                     outputs = self._prepared(attempt, resolved, asked)(*asked.values)
             except Exception as fault:
                 own, attempt.fault = fault is attempt.fault, None  # they hold each other, and the tensors
-                if own and resolved.plan is not None:
+                if own and (resolved.plan is not None or _are_plain(asked.tensors)):
                     refuse_wrong_data(self._op, asked.values)
                 if not own or not self._put_aside(resolved, fault, forced, generation):
                     raise
@@ -338,6 +336,11 @@ class Miss:
         if forced.key not in tables and len(tables) >= _MOST_FORCED:
             tables.pop(next(iter(list(tables))), None)  # a list: other threads add to it meanwhile
         return tables.setdefault(forced.key, Table(len(self.entries.parts.plain)))
+
+
+def _are_plain(tensors: Sequence[Any]) -> bool:
+    """True if the tensors hold data of their own, which a check may read, and no transform or mode sees it."""
+    return not unusual(tensors) and not strange_class(tensors)
 
 
 def _went_through(fault: Exception, function: Callable[..., Any]) -> bool:

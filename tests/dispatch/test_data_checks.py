@@ -94,6 +94,41 @@ def test_on_a_cpu_wrong_data_are_told_where_they_make_a_kernel_fail(
     assert not recwarn.list, "nothing is put aside"
 
 
+@pytest.mark.parametrize("forced", [True, False])
+def test_on_a_cpu_wrong_data_are_told_by_an_op_that_writes_to_its_arguments(
+    forced: bool, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setenv("KERNEL_REGISTRY_PLUGINS", "torch")
+    dispatcher, key = Dispatcher(Catalog()), torch.randn(3, 2, 8)
+    cache = torch.zeros(2, 4, 2, 8)
+    with dispatcher.using(kv_cache_append="torch.native") if forced else contextlib.nullcontext():
+        for slots in ([0, 1, 8], [0, 1, 2], [0, 1, 8], [0, 1], [0, 8]):  # a miss, hits, and another size
+            new = key[: len(slots)]
+            wrong = pytest.raises(
+                OutOfRangeError, match=rf"slot_mapping\[{len(slots) - 1}\] is 8, expected less than 8"
+            )
+            with wrong if 8 in slots else contextlib.nullcontext():
+                dispatcher.call("kv_cache_append", new, new, cache, cache.clone(), torch.tensor(slots))
+        explanation = dispatcher.explain("kv_cache_append", key, key, cache, cache.clone(), torch.arange(3))
+    assert explanation.implementation == "torch.native"
+    assert not recwarn.list, "nothing is put aside"
+
+
+def test_the_reference_tells_wrong_data_on_a_cpu() -> None:
+    dispatcher = Dispatcher(Catalog())
+    dispatcher.configure(mode="reference")
+    table, query = torch.randn(9, 8), torch.randn(3, 16)
+    with pytest.raises(OutOfRangeError, match=r"rotary_embedding: positions\[2\] is 9, expected 0 to 8"):
+        dispatcher.call("rotary_embedding", torch.tensor([0, 1, 9]), query, query.clone(), 8, table, True)
+
+
+def test_data_are_read_where_another_tensor_has_no_elements(dispatcher: Dispatcher) -> None:
+    none, table = torch.empty(3, 0), torch.randn(9, 8)
+    for wrong in (9, -1):
+        with pytest.raises(OutOfRangeError, match=rf"rotary_embedding: positions\[2\] is {wrong}, expected 0 to 8"):
+            dispatcher.call("rotary_embedding", torch.tensor([0, 1, wrong]), torch.randn(3, 8), none, 8, table, True)
+
+
 @pytest.mark.parametrize("op", ["cross_entropy", "fused_linear_cross_entropy"])
 def test_targets_are_classes_or_ignored(dispatcher: Dispatcher, op: str) -> None:
     given = (torch.randn(3, 8),) if op == "cross_entropy" else (torch.randn(3, 4), torch.randn(8, 4))

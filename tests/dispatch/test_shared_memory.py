@@ -60,6 +60,15 @@ def test_a_weight_may_not_lie_in_what_is_written_to() -> None:
         add_norm(x, torch.randn(3, 8), x[0])
 
 
+def test_meta_tensors_share_memory_where_their_storage_is_one() -> None:
+    x = torch.empty(4, 8, device="meta")
+    add_norm(x, torch.empty_like(x), x.new_empty(8))
+    add_norm(x[:2], x[2:])
+    for other in (x, x.view(4, 8)):
+        with pytest.raises(InvalidArgumentError, match=REFUSED):
+            add_norm(x, other)
+
+
 def test_memory_is_shared_where_an_element_is() -> None:
     shapes = [((2, 3), (6, 1)), ((3, 2), (1, 4)), ((2, 2, 2), (9, 3, 1)), ((4,), (3,)), ((5,), (1,)), ((0, 2), (2, 1))]
     flat = torch.zeros(40)

@@ -10,6 +10,7 @@ import torch
 
 from ...errors import InvalidArgumentError
 from ...problem import Arguments, Problem, TensorSpec, Value, dtype_name
+from ...tracing import refuse
 from ..checks import (
     FLOATS,
     float_dtype,
@@ -47,6 +48,7 @@ def decode_problem(arguments: Arguments) -> Mapping[str, Value]:
         )
     for names in _CACHES:
         _check_cache(arguments, q, cache, names)
+    _check_scale(arguments)
     page, kv_len = cache_room(arguments, batch, "k_cache", "kv_heads, head_dim")
     return {
         "batch": batch,
@@ -101,6 +103,12 @@ def _span_of(arguments: Arguments) -> int | bool:
             f"{arguments.op}: window={window}", hint="expected the number of earlier keys that a token sees, or -1: all"
         )
     return window + 1 if 0 <= window < _ENDLESS else False
+
+
+def _check_scale(arguments: Arguments) -> None:
+    scale = arguments["scale"]
+    if isinstance(scale, float) and not math.isfinite(scale):
+        refuse(f"{arguments.op}: scale={scale}", hint="expected a finite number, or None for 1 / sqrt(head_dim)")
 
 
 def _softcap(arguments: Arguments) -> bool:

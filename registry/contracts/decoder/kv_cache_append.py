@@ -56,9 +56,10 @@ def kv_cache_append_reference(
     key and value are ``[tokens, kv_heads, head_dim]``, slot_mapping int64 or int32 ``[tokens]``; keys and values may
     have more tokens, which are padding. A slot of -1 skips its token. Caches are ``[num_blocks, block_size, kv_heads,
     head_dim]`` in the dtype of key, or float8_e4m3fn: then ``x / scale``, in fp32 and clamped to -448 to 448, is
-    rounded to the nearest number, by float32 scales of one element. NaN stays NaN.
+    rounded to the nearest number, by float32 scales of one element. NaN stays NaN. Nothing is written to a cache
+    without blocks.
     """
-    if not slot_mapping.numel():
+    if not slot_mapping.numel() or not key_cache.shape[0]:
         return
     slots = slot_mapping.long()
     written = slots >= 0

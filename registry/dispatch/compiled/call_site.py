@@ -31,7 +31,7 @@ class Callee(Protocol):
     plans: Plans
     checked: bool
     watchers: tuple[Any, Any]
-    may_retry: Callable[[Exception, Resolved], bool]
+    may_retry: Callable[[Exception, Resolved, tuple[Any, ...]], bool]
     kept: Callable[[tuple[Any, ...]], Entry | None]
 
 
@@ -77,7 +77,7 @@ def call_site(name: str) -> Callable[..., Any]:
                 outputs = known.run(*values)
             except Exception as fault:
                 settled = None
-                if not cast("Callee", _bound(name)).may_retry(fault, known.resolved):
+                if not cast("Callee", _bound(name)).may_retry(fault, known.resolved, values):
                     raise
             else:
                 known.hit()

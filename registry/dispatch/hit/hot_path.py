@@ -54,7 +54,7 @@ class Around:
     """The objects and functions that the functions of one op use.
 
     While one of the two ``watchers`` is ``active``, ``slow`` answers every call; it also does when a plan raises and
-    ``may_retry(fault, resolved)`` is True. ``profiled(resolved, run, *values)`` runs a hit while torch profiles.
+    ``may_retry(fault, resolved, values)`` is True. ``profiled(resolved, run, *values)`` runs a hit of a profiled call.
     ``another_size(values)`` returns a tuple with the outputs of a call that is not in the table but differs from one in
     it in sizes alone; None for other calls. ``generic`` answers any form of a user's call, ``traced`` a call that
     torch.compile traces.
@@ -66,7 +66,7 @@ class Around:
     another_size: Callable[[tuple[Any, ...]], tuple[Any] | None]
     generic: CallAnswer
     traced: CallAnswer
-    may_retry: Callable[[Exception, Any], bool]
+    may_retry: Callable[[Exception, Any, tuple[Any, ...]], bool]
     profiled: Callable[..., Any]
 
 

@@ -73,7 +73,7 @@ def hit_lines(
         f"            $outputs = $run({', '.join(names)}) if not $profiler._is_profiler_enabled"
         f" else $profiled($resolved, {', '.join(['$run', *names])})",
         "        except $Exception as $fault:",
-        "            if not $may_retry($fault, $resolved): raise",
+        f"            if not $may_retry($fault, $resolved, ({''.join(f'{name}, ' for name in names)})): raise",
         "        else:",
         "            $hit()",
         "            return $outputs",

@@ -356,6 +356,8 @@ T, C8 = torch.tensor([[1], [0]], dtype=torch.int32), C.to(FLOAT8)
         ((Q, C8, C8, L), "k_scale is None but k_cache is float8_e4m3fn"),
         ((Q, C8, C8, L, None, ONE, ONE.half()), "v_scale is float16 1 but v_cache is float8_e4m3fn"),
         ((Q.double(), C8, C8, L, None, ONE, ONE), "q is float64 but k_cache is float8_e4m3fn"),
+        ((Q, C, C, L, None, None, None, math.nan), "scale=nan"),
+        ((Q, C, C, L, None, None, None, -math.inf), "scale=-inf"),
         ((Q, C, C, L, None, None, None, None, -1.0), "softcap=-1.0"),
         ((Q, C, C, L, None, None, None, None, math.nan), "softcap=nan"),
         ((Q, C, C, L, None, None, None, None, 0.0, -2), "window=-2"),

@@ -224,3 +224,8 @@ def test_a_slot_beyond_the_cache_is_found_where_data_are_checked(monkeypatch: py
     message = r"kv_cache_append: slot_mapping\[1\] is 20, expected less than 20, 5 blocks of 4, or -1 to skip"
     with pytest.raises(OutOfRangeError, match=message):
         call(X, X, C.clone(), C.clone(), torch.tensor([19, 20, 0]))
+
+
+def test_a_cache_without_blocks_takes_tokens_that_are_skipped() -> None:
+    cache = torch.ones(0, 4, 2, 8)
+    registry.call(OP.name, X, X, cache, cache.clone(), torch.full((3,), -1))
