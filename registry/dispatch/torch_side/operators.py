@@ -21,6 +21,7 @@ from ...errors import InvalidDefinitionError, RegistryError, UnknownNameError
 from ...forking import renewed_in_child
 from .gradients import Bound
 from .profiles import count_flops
+from .reference_operator import define_reference_gradient, has_reference_operator, reference_overload
 from .states import gradient_needed, keeping_dtype, traced_by_torch
 from .torch_private import below_autograd, dispatch_modes
 
@@ -94,6 +95,14 @@ def define(op: Op) -> OpOverload[..., Any]:
         return known.overload
 
 
+def reference_gradient_of(bound: Bound) -> OpOverload[..., Any] | None:
+    """torch's operator of the gradients by the op's reference; None if torch's operators serve another dispatcher."""
+    if not serves(bound):
+        return None
+    define(bound.op)
+    return reference_overload(qualified_name(bound.op))
+
+
 def overload_of(name: str) -> OpOverload[..., Any]:
     """torch's operator of the op of that name."""
     known = _defined.get(name)
@@ -132,6 +141,8 @@ def _define(op: Op) -> _Defined:
     library.impl(name, kernels.autograd, "Autograd")
     # not "FuncTorchBatched": below a transform torch brings back the caller's autocast for every operation
     library.impl(name, kernels.transformed, "FuncTorchDynamicLayerFrontMode")
+    if has_reference_operator(op):
+        define_reference_gradient(library, qualified_name(op), op, lambda: kernels.bound().op)
     return _Defined(op.schema, library, overload)
 
 
