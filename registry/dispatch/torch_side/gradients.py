@@ -20,7 +20,7 @@ from ...errors import InvalidDefinitionError, UnknownNameError, UnsupportedError
 from ...tracing import constant_while_tracing
 from ..forcing import Forced, Forcing
 from .reference_gradient import Gradient, Needed, reference_gradient
-from .reference_operator import gradient_by_operator
+from .reference_operator import gradient_by_operator, has_reference_operator
 from .states import traced_in_a_graph
 from .tensor_classes import as_memory
 
@@ -77,6 +77,7 @@ class CallGradients:
         self.forcing = forcing
         self._find = find
         self._operator: OpOverload[..., Any] | None = None
+        self._opaque = has_reference_operator(op)
         self._ready_to_trace = _definer(self, by_operator)
         self._lists = any(parameter.kind.endswith("[]") for parameter in op.parsed.parameters)
 
@@ -169,7 +170,7 @@ class CallGradients:
     def _by_reference(
         self, values: Sequence[Any], grads: Sequence[torch.Tensor | None], needed: Sequence[Needed]
     ) -> list[Gradient]:
-        traced = is_dynamo_compiling() or traced_in_a_graph(tensors_in((*grads, *values)))
+        traced = self._opaque and (is_dynamo_compiling() or traced_in_a_graph(tensors_in((*grads, *values))))
         if traced and self._ready_to_trace():
             assert self._operator is not None
             return gradient_by_operator(self._operator, self.op, values, grads, needed)

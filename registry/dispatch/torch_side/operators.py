@@ -20,7 +20,7 @@ from ...contract import Op
 from ...errors import InvalidDefinitionError, RegistryError, UnknownNameError
 from ...forking import renewed_in_child
 from .gradients import Bound
-from .profiles import count_flops
+from .profiles import count_flops, count_gradient_flops
 from .reference_operator import define_reference_gradient, has_reference_operator, reference_overload
 from .states import gradient_needed, keeping_dtype, traced_by_torch
 from .torch_private import below_autograd, dispatch_modes
@@ -100,7 +100,9 @@ def reference_gradient_of(bound: Bound) -> OpOverload[..., Any] | None:
     if not serves(bound):
         return None
     define(bound.op)
-    return reference_overload(qualified_name(bound.op))
+    overload = reference_overload(qualified_name(bound.op))
+    count_gradient_flops(bound.op, overload.overloadpacket)
+    return overload
 
 
 def overload_of(name: str) -> OpOverload[..., Any]:

@@ -2,7 +2,9 @@
 
 An op's reference may read the contents of its tensors (fused_moe looks for the tokens of each expert), and torch can
 trace no such code. So its gradient is an operator of its own, ``kernel_registry::fused_moe_reference_gradient``, whose
-fake knows the gradients' shapes without the reference. Eager calls do without it: they call ``reference_gradient``.
+fake knows the gradients' shapes without the reference. Eager calls do without it: they call ``reference_gradient``, and
+so does the trace of an op that says ``Backward.reference(inline=True)``. Only the author knows what a reference reads:
+to try it costs a trace, and what one call's data let through another's may not.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ SUFFIX = "_reference_gradient"
 
 
 def has_reference_operator(op: Op) -> bool:
-    """True if gradients of the op are computed by its reference, and an output has one."""
+    """True if gradients of the op are computed by its reference, which torch does not trace, and an output has one."""
     declared = op.backward
-    return declared is not None and declared.by_reference and bool(declared.by_reference_of(op.parsed.outputs))
+    if declared is None or not declared.by_reference or declared.inline:
+        return False
+    return bool(declared.by_reference_of(op.parsed.outputs))
 
 
 def define_reference_gradient(
