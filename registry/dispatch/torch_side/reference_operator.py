@@ -46,6 +46,7 @@ def define_reference_gradient(
     library.define(_schema(name, op), tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(f"{name}{SUFFIX}", kernels.compute, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{qualified_name}{SUFFIX}", kernels.fake, lib=library)
+    library.impl(f"{name}{SUFFIX}", kernels.batched, "Batched")
 
 
 def reference_overload(qualified_name: str) -> OpOverload[..., Any]:
@@ -90,6 +91,20 @@ class _Kernels:
 
     def compute(self, of_outputs: Sequence[torch.Tensor | None], *given: Any) -> list[torch.Tensor]:
         """Real tensors: run the reference, recorded by autograd, and differentiate it."""
+        with recording_anew():
+            pairs = self._gradients(of_outputs, *given)
+        every, _ = one_by_one(_told(given)[0])
+        return _settled(pairs, [one for one in (*every, *of_outputs) if isinstance(one, torch.Tensor)])
+
+    def batched(self, of_outputs: Sequence[torch.Tensor | None], *given: Any) -> list[torch.Tensor]:
+        """Many gradients at once (autograd's is_grads_batched): run torch's operations, which torch can batch."""
+        pairs = self._gradients(of_outputs, *given)
+        return [torch.zeros_like(item) if gradient is None else gradient for gradient, item in pairs]
+
+    def _gradients(
+        self, of_outputs: Sequence[torch.Tensor | None], *given: Any
+    ) -> list[tuple[torch.Tensor | None, torch.Tensor]]:
+        """The gradients that are needed, None where the reference does not depend on an argument, and the arguments."""
         op = self._find()
         assert op.backward is not None
         values, needs, lengths = _told(given)
@@ -97,13 +112,9 @@ class _Kernels:
         each = iter(of_outputs)
         grads = [next(each) if name in wanted else None for name in op.parsed.outputs]
         needed = [need if isinstance(need, tuple) else bool(need) for need in grouped(needs, lengths)]
-        with recording_anew():
-            found, _ = one_by_one(reference_gradient(op, values, grads, needed))
+        found, _ = one_by_one(reference_gradient(op, values, grads, needed))
         items, _ = one_by_one(values)
-        return _settled(
-            [(gradient, item) for gradient, item, need in zip(found, items, needs, strict=True) if need],
-            [one for one in (*items, *grads) if isinstance(one, torch.Tensor)],
-        )
+        return [(gradient, item) for gradient, item, need in zip(found, items, needs, strict=True) if need]
 
     def fake(self, of_outputs: Sequence[torch.Tensor | None], *given: Any) -> list[torch.Tensor]:
         """Fake and meta tensors: the form of the gradients."""
