@@ -121,7 +121,7 @@ def count_gradient_flops(op: Op, packet: Any) -> None:
 
     Each product of the op has two factors, and a gradient for each.
     """
-    _count(packet, lambda args, _: 2 * _flop(op, op.parsed.bind(args[1:-1], {})))
+    _count(packet, lambda args, _: 2 * _flop(op, op.parsed.coerced(args[1:-1])))
 
 
 def _flop(op: Op, values: tuple[Any, ...]) -> int:
