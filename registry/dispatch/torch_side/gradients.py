@@ -23,6 +23,7 @@ from .reference_gradient import Gradient, Needed, reference_gradient
 from .reference_operator import gradient_by_operator, has_reference_operator
 from .states import traced_in_a_graph
 from .tensor_classes import as_memory
+from .torch_private import dispatch_modes, stands_for_others
 
 PLAIN_TORCH = 'registry.configure(mode="reference") runs plain torch, which has gradients of every order'
 
@@ -170,8 +171,7 @@ class CallGradients:
     def _by_reference(
         self, values: Sequence[Any], grads: Sequence[torch.Tensor | None], needed: Sequence[Needed]
     ) -> list[Gradient]:
-        traced = self._opaque and (is_dynamo_compiling() or traced_in_a_graph(tensors_in((*grads, *values))))
-        if traced and self._ready_to_trace():
+        if self._opaque and _traced(grads, values) and self._ready_to_trace():
             assert self._operator is not None
             return gradient_by_operator(self._operator, self.op, values, grads, needed)
         return reference_gradient(self.op, values, grads, needed)
@@ -201,6 +201,15 @@ def _definer(gradients: CallGradients, by_operator: Callable[[], OpOverload[...,
 
     # torch.compile cannot trace definitions of operators
     return constant_while_tracing(define)
+
+
+def _traced(grads: Sequence[torch.Tensor | None], values: Sequence[Any]) -> bool:
+    if is_dynamo_compiling():
+        return True
+    # the usual case, in less than 1 µs: the gradients of fake outputs are fake
+    if not dispatch_modes() and not any(grad is not None and stands_for_others(grad) for grad in grads):
+        return False
+    return traced_in_a_graph(tensors_in((*grads, *values)))
 
 
 def _mask(need: Needed, kind: str) -> bool | tuple[int, ...]:
