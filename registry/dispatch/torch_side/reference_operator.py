@@ -42,7 +42,7 @@ def define_reference_gradient(
     arguments' dtype, and zeros where the reference does not depend on an argument.
     """
     _, _, name = qualified_name.rpartition("::")
-    kernels = _Kernels(find)
+    kernels = _GradientKernels(find)
     library.define(_schema(name, op), tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(f"{name}{SUFFIX}", kernels.compute, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{qualified_name}{SUFFIX}", kernels.fake, lib=library)
@@ -83,7 +83,7 @@ def _apart(name: str, names: Sequence[str]) -> str:
     return _apart(f"{name}_", names) if name in names else name
 
 
-class _Kernels:
+class _GradientKernels:
     """torch's kernels of the operator."""
 
     def __init__(self, find: Callable[[], Op]) -> None:
