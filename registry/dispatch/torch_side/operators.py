@@ -47,6 +47,7 @@ class Serving:
 @dataclass(frozen=True)
 class _Defined:
     schema: str
+    by_reference: bool
     library: torch.library.Library
     overload: OpOverload[..., Any]
 
@@ -86,7 +87,7 @@ def define(op: Op) -> OpOverload[..., Any]:
     """torch's operator of ``op``. Raises InvalidDefinitionError if another library has defined one of that name."""
     with SERVING.lock:
         known = _defined.get(op.name)
-        if known is None or known.schema != op.schema:
+        if known is None or (known.schema, known.by_reference) != (op.schema, has_reference_operator(op)):
             if known is not None:
                 # another catalog's op of the same name: only tests have several
                 known.library._destroy()
@@ -145,7 +146,7 @@ def _define(op: Op) -> _Defined:
     library.impl(name, kernels.transformed, "FuncTorchDynamicLayerFrontMode")
     if has_reference_operator(op):
         define_reference_gradient(library, qualified_name(op), op, lambda: kernels.bound().op)
-    return _Defined(op.schema, library, overload)
+    return _Defined(op.schema, has_reference_operator(op), library, overload)
 
 
 class _Kernels:
