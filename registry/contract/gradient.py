@@ -21,6 +21,7 @@ class Backward:
     differentiable  outputs that have a gradient. None: those whose ``grad_<output>`` the backward op takes; by the
                     reference the first output. Other outputs, and all that are not floating, have none
     by_reference    see ``Backward.reference``
+    inline          see ``Backward.reference``
     place           file and line of the author's code that made it
     """
 
@@ -28,15 +29,19 @@ class Backward:
     saved: tuple[str, ...]
     differentiable: tuple[str, ...] | None = None
     by_reference: bool = False
+    inline: bool = False
     place: str = field(default_factory=where_called, compare=False, repr=False, kw_only=True)
 
     @classmethod
-    def reference(cls, differentiable: tuple[str, ...] | None = None) -> Backward:
+    def reference(cls, differentiable: tuple[str, ...] | None = None, *, inline: bool = False) -> Backward:
         """The gradient by autograd of the op's reference, which runs once more for it on the saved inputs.
 
-        For an op without a backward kernel of its own. Only gradients that are needed are computed.
+        For an op without a backward kernel of its own. Only gradients that are needed are computed. In a program of
+        torch.compile the gradient is one operator, so that the reference may read the contents of its tensors.
+        ``inline``: the reference is traced into such a program instead, and Inductor fuses its operations with those
+        around them; it may then depend on its tensors' shapes and dtypes alone, or the program cannot be compiled.
         """
-        return cls(None, (), differentiable, by_reference=True)
+        return cls(None, (), differentiable, by_reference=True, inline=inline)
 
     @classmethod
     def none(cls) -> Backward:

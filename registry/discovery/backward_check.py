@@ -45,6 +45,10 @@ def check_declaration(op: Op) -> None:
             f"op {op.name!r}: a backward by the reference names neither an op nor what is saved",
             hint="write Backward.reference()",
         )
+    if op.backward.inline and not op.backward.by_reference:
+        raise InvalidDefinitionError(
+            f"op {op.name!r}: inline is for a backward by the reference", hint="write Backward.reference(inline=True)"
+        )
     tensors = {parameter.name for parameter in schema.parameters if parameter.holds_tensors} | {*schema.outputs}
     _check_names(f"op {op.name!r}: its backward saves", op.backward.saved, tensors)
     said = op.backward.differentiable

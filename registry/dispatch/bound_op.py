@@ -51,7 +51,7 @@ class BoundOp:
         checking: bool = False,
     ) -> None:
         self.op = op
-        self.gradients = CallGradients(op, find, forcing)
+        self.gradients = CallGradients(op, find, forcing, lambda: torch_ops.reference_gradient_of(self))
         self.torch_op: OpOverload[..., Any] | None = None
         """torch's operator of the op; None until torch.compile traces a call."""
         self.ready_to_trace = _definer(self)

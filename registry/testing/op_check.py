@@ -14,6 +14,7 @@ from ..correctness.bits import all_same
 from ..correctness.output_faults import output_faults
 from ..correctness.tolerance_check import blind_spots
 from ..discovery.backward_check import check_declaration
+from ..dispatch.torch_side.reference_gradient import reference_gradient
 from ..errors import InvalidArgumentError, InvalidDefinitionError
 from ..folding import Place
 from ..problem import Problem, Value
@@ -28,8 +29,9 @@ def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None
     problem again, are reproducible, and have the same dtypes and absent arguments in every kind; the fake has the
     reference's shapes, dtypes and strides; the reference does not change its arguments, and is accepted by its own
     tolerance; the floor is positive; both ends of a range along which winners transfer are problems of the op, with
-    that range. The tensors that its backward names are there. Over all its examples the tolerance must refuse results
-    that were not computed: zeros, one number everywhere, the output of a previous call.
+    that range. The tensors that its backward names are there, and a reference that is to be inlined reads no data. Over
+    all its examples the tolerance must refuse results that were not computed: zeros, one number everywhere, the output
+    of a previous call.
     """
     notes = Notes(f"op {op.name}")
     notes.failures += [(Place(), fault) for fault in _backward_faults(op)]
@@ -80,6 +82,7 @@ def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
             yield f"{kind} inputs: they pose {posed}"
             continue
         yield from (f"{kind} inputs: {fault}" for fault in _reference_faults(op, problem, values))
+        yield from (f"{kind} inputs: {fault}" for fault in _inline_faults(op, values))
 
 
 def _form(value: Any) -> str:
@@ -116,3 +119,24 @@ def _reference_faults(op: Op, problem: Problem, values: tuple[Any, ...]) -> list
         return [f"reference against fake: {fault}" for fault in faults]
     found = numerics.compare(op, problem, op.results(outputs, values), reference, own, before)
     return [] if found.ok else [f"its own reference is refused: {found.message}"]
+
+
+def _inline_faults(op: Op, values: tuple[Any, ...]) -> list[str]:
+    """Why the gradient of a reference that is to be inlined cannot be traced: computing it needs data."""
+    if op.backward is None or not op.backward.inline:
+        return []
+    given = with_tensors(values, lambda tensor: tensor.to("meta"))
+    needed = [_needs(value) for value in given]
+    try:
+        grads = [torch.empty_like(output) for output in as_tuple(op.reference(*given))]
+        reference_gradient(op, given, grads, needed)
+    except Exception as fault:
+        return [f"its reference cannot be inlined: without data it raises {type(fault).__name__}: {fault!s:.200}"]
+    return []
+
+
+def _needs(value: Any) -> bool | tuple[bool, ...]:
+    """True for a tensor that can have a gradient; for a list a bool per item."""
+    if isinstance(value, list | tuple):
+        return tuple([bool(_needs(one)) for one in value])
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

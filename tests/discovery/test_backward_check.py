@@ -70,6 +70,7 @@ def test_a_pair_that_does_not_fit_is_refused_in_either_order(schema: str, messag
         (op(FORWARD, Backward.reference(("invers",))), "differentiable in its backward are invers\n.*mean inverse"),
         (op(FORWARD, Backward("acme::f_backward", (), ())), r"no output is differentiable.*\n  write Backward.none"),
         (op(FORWARD, Backward("acme::h", (), by_reference=True)), r"\n.*write Backward.reference\(\)"),
+        (op(FORWARD, Backward("acme::h", (), inline=True)), r"inline is for .*\n.*write Backward.reference\(inline"),
         (op("acme::g(Tensor(a!) x) -> Tensor y", Backward.reference()), "it writes to its arguments"),
         (op(FORWARD, Backward(None, ())), r"Backward\(op=None\) is for one output"),
         (op("acme::g(Tensor x) -> Tensor y", Backward(None, ("x",))), r"Backward\(op=None\) is for one output"),

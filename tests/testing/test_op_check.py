@@ -133,3 +133,13 @@ def test_kinds_of_inputs_that_a_plan_is_bound_apart_for_are_refused() -> None:
 def test_an_op_without_examples_needs_problems() -> None:
     with pytest.raises(CheckError, match="nothing was checked"):
         check_op(replace(SQUARE, examples=()))
+
+
+def test_a_reference_that_is_to_be_inlined_reads_no_data() -> None:
+    def above(x: torch.Tensor) -> torch.Tensor:
+        return x * x if bool((x > -torch.inf).all()) else x
+
+    inlined = replace(SQUARE, backward=Backward.reference(inline=True), examples=())
+    assert check_op(inlined, problems=SMALL).ok
+    with pytest.raises(CheckError, match="normal inputs: its reference cannot be inlined: without data it raises"):
+        check_op(replace(inlined, reference=above), problems=SMALL)

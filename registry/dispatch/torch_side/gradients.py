@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import torch
+from torch._ops import OpOverload
 from torch.autograd.function import FunctionCtx
 from torch.compiler import is_dynamo_compiling
 
@@ -16,9 +17,13 @@ from ...arguments.lists import Lengths, grouped, one_by_one
 from ...arguments.schema import tensors_in
 from ...contract import Op, as_tuple
 from ...errors import InvalidDefinitionError, UnknownNameError, UnsupportedError
+from ...tracing import constant_while_tracing
 from ..forcing import Forced, Forcing
 from .reference_gradient import Gradient, Needed, reference_gradient
+from .reference_operator import gradient_by_operator, has_reference_operator
+from .states import traced_in_a_graph
 from .tensor_classes import as_memory
+from .torch_private import dispatch_modes, stands_for_others
 
 PLAIN_TORCH = 'registry.configure(mode="reference") runs plain torch, which has gradients of every order'
 
@@ -57,12 +62,24 @@ class Recipe:
 
 
 class CallGradients:
-    """Makes autograd record the calls of one op; ``find`` gives the bound op of a name."""
+    """Makes autograd record the calls of one op; ``find`` gives the bound op of a name.
 
-    def __init__(self, op: Op, find: Callable[[str], Bound], forcing: Forcing) -> None:
+    ``by_operator()``: torch's operator of gradients by the reference; None if torch's operators belong to others.
+    """
+
+    def __init__(
+        self,
+        op: Op,
+        find: Callable[[str], Bound],
+        forcing: Forcing,
+        by_operator: Callable[[], OpOverload[..., Any] | None],
+    ) -> None:
         self.op = op
         self.forcing = forcing
         self._find = find
+        self._operator: OpOverload[..., Any] | None = None
+        self._opaque = has_reference_operator(op)
+        self._ready_to_trace = _definer(self, by_operator)
         self._lists = any(parameter.kind.endswith("[]") for parameter in op.parsed.parameters)
 
     def recording(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,7 +151,7 @@ class CallGradients:
         The gradients of a list are one tensor that holds them one after another, or one tensor each.
         """
         if self.by_reference:
-            return reference_gradient(self.op, [kept[name] for name in self.op.parsed.names], grads, needed)
+            return self._by_reference([kept[name] for name in self.op.parsed.names], grads, needed)
         if self.backward is None:
             return [(grads[0],) * len(need) if isinstance(need, tuple) else grads[0] for need in needed]
         schema, names = self.backward.op.parsed, self.op.parsed.names
@@ -151,6 +168,14 @@ class CallGradients:
         found = dict(zip(schema.outputs, as_tuple(outputs), strict=True))
         return [found.get(f"grad_{name}") for name in names]
 
+    def _by_reference(
+        self, values: Sequence[Any], grads: Sequence[torch.Tensor | None], needed: Sequence[Needed]
+    ) -> list[Gradient]:
+        if self._opaque and _traced(grads, values) and self._ready_to_trace():
+            assert self._operator is not None
+            return gradient_by_operator(self._operator, self.op, values, grads, needed)
+        return reference_gradient(self.op, values, grads, needed)
+
     def split(self, name: str, gradient: Gradient, shapes: Sequence[torch.Size]) -> tuple[torch.Tensor | None, ...]:
         """The gradient of each tensor of the list ``name``. Raises InvalidDefinitionError for one of another size."""
         if not isinstance(gradient, torch.Tensor):
@@ -165,6 +190,26 @@ class CallGradients:
             )
         parts = gradient.flatten().split(sizes)
         return tuple([part.view(shape) for part, shape in zip(parts, shapes, strict=True)])
+
+
+def _definer(gradients: CallGradients, by_operator: Callable[[], OpOverload[..., Any] | None]) -> Callable[[], bool]:
+    """A function that finds the operator of gradients by the reference; False if the reference is to be traced."""
+
+    def define() -> bool:
+        gradients._operator = by_operator()
+        return gradients._operator is not None
+
+    # torch.compile cannot trace definitions of operators
+    return constant_while_tracing(define)
+
+
+def _traced(grads: Sequence[torch.Tensor | None], values: Sequence[Any]) -> bool:
+    if is_dynamo_compiling():
+        return True
+    # the usual case, in less than 1 µs: the gradients of fake outputs are fake
+    if not dispatch_modes() and not any(grad is not None and stands_for_others(grad) for grad in grads):
+        return False
+    return traced_in_a_graph(tensors_in((*grads, *values)))
 
 
 def _mask(need: Needed, kind: str) -> bool | tuple[int, ...]:

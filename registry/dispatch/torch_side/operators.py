@@ -20,7 +20,8 @@ from ...contract import Op
 from ...errors import InvalidDefinitionError, RegistryError, UnknownNameError
 from ...forking import renewed_in_child
 from .gradients import Bound
-from .profiles import count_flops
+from .profiles import count_flops, count_gradient_flops
+from .reference_operator import define_reference_gradient, has_reference_operator, reference_overload
 from .states import gradient_needed, keeping_dtype, traced_by_torch
 from .torch_private import below_autograd, dispatch_modes
 
@@ -46,6 +47,7 @@ class Serving:
 @dataclass(frozen=True)
 class _Defined:
     schema: str
+    by_reference: bool
     library: torch.library.Library
     overload: OpOverload[..., Any]
 
@@ -85,13 +87,23 @@ def define(op: Op) -> OpOverload[..., Any]:
     """torch's operator of ``op``. Raises InvalidDefinitionError if another library has defined one of that name."""
     with SERVING.lock:
         known = _defined.get(op.name)
-        if known is None or known.schema != op.schema:
+        if known is None or (known.schema, known.by_reference) != (op.schema, has_reference_operator(op)):
             if known is not None:
                 # another catalog's op of the same name: only tests have several
                 known.library._destroy()
                 del _defined[op.name]
             known = _defined[op.name] = _define(op)
         return known.overload
+
+
+def reference_gradient_of(bound: Bound) -> OpOverload[..., Any] | None:
+    """torch's operator of the gradients by the op's reference; None if torch's operators serve another dispatcher."""
+    if not serves(bound):
+        return None
+    define(bound.op)
+    overload = reference_overload(qualified_name(bound.op))
+    count_gradient_flops(bound.op, overload.overloadpacket)
+    return overload
 
 
 def overload_of(name: str) -> OpOverload[..., Any]:
@@ -132,7 +144,9 @@ def _define(op: Op) -> _Defined:
     library.impl(name, kernels.autograd, "Autograd")
     # not "FuncTorchBatched": below a transform torch brings back the caller's autocast for every operation
     library.impl(name, kernels.transformed, "FuncTorchDynamicLayerFrontMode")
-    return _Defined(op.schema, library, overload)
+    if has_reference_operator(op):
+        define_reference_gradient(library, qualified_name(op), op, lambda: kernels.bound().op)
+    return _Defined(op.schema, has_reference_operator(op), library, overload)
 
 
 class _Kernels:

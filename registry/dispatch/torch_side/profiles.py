@@ -112,17 +112,30 @@ def _nested(name: str) -> Iterator[None]:
 
 
 def count_flops(op: Op, packet: Any) -> None:
-    """Make torch's FLOP counters count calls of an operator by the op's floor.
+    """Make torch's FLOP counters count calls of an operator by the op's floor."""
+    _count(packet, lambda args, attributes: _flop(op, op.parsed.bind(args, attributes)))
 
-    A counter copies the formulas when it is made, so the active ones get this formula, too.
+
+def count_gradient_flops(op: Op, packet: Any) -> None:
+    """Make torch's FLOP counters count calls of a reference's gradient by twice the op's floor.
+
+    Each product of the op has two factors, and a gradient for each.
     """
+    _count(packet, lambda args, _: 2 * _flop(op, op.parsed.coerced(args[1:-1])))
+
+
+def _flop(op: Op, values: tuple[Any, ...]) -> int:
+    return round(op.floor(op.pose(op.arguments(values))).flop)
+
+
+def _count(packet: Any, flop: Callable[[tuple[Any, ...], Mapping[str, Any]], int]) -> None:
+    # a counter copies the formulas when it is made, so the active ones get this formula, too
     module = sys.modules.get(_FLOP_COUNTER)
     if module is None:
         return
 
     def formula(*args: Any, out_val: Any = None, **attributes: Any) -> int:  # noqa: ARG001  (torch names it)
-        problem = op.pose(op.arguments(op.parsed.bind(args, attributes)))
-        return round(op.floor(problem).flop)
+        return flop(args, attributes)
 
     formula._get_raw = True  # type: ignore[attr-defined]
     registries = [getattr(getattr(mode, "counter", None), "flop_registry", None) for mode in dispatch_mode_stack()]

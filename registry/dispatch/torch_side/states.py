@@ -17,6 +17,7 @@ from .torch_private import (
     forward_level,
     jit_tracing,
     stands_for_others,
+    tracing_modes,
     transforming,
     zero_without_memory,
 )
@@ -98,6 +99,12 @@ def traced_by_torch(tensors: Iterable[torch.Tensor]) -> bool:
     if any(KINDS[type(tensor)] == "own" and not stands_for_others(tensor) for tensor in tensors):
         return False
     return not transforming() and not jit_tracing() and not _dual(tensors)
+
+
+def traced_in_a_graph(tensors: Iterable[torch.Tensor]) -> bool:
+    """True if ``traced_by_torch`` for a graph, or for fake tensors; False under modes that only listen to operators."""
+    tensors = list(tensors)
+    return traced_by_torch(tensors) and (tracing_modes() or any(map(stands_for_others, tensors)))
 
 
 def gradient_needed(tensors: Iterable[torch.Tensor]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -21,6 +22,10 @@ from ...tracing import constant_while_tracing
 from .nvtx import NVTX
 
 TorchCheck = Callable[..., bool]
+
+_STANDING = frozenset({"torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor"})
+"""Modules of tensors without memory, and of the modes that make them."""
+_TRACING = _STANDING | {"torch.fx.experimental.proxy_tensor"}
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _functorch: Any = getattr(torch._C, "_functorch", None)
@@ -131,6 +136,12 @@ dispatch_mode_stack: Callable[[], list[Any]] = getattr(
 )
 """The dispatch modes that are active on this thread."""
 
+
+def tracing_modes() -> bool:
+    """True if a dispatch mode of this thread makes a graph of operators, or stands in for them; not if all listen."""
+    return any(type(mode).__module__ in _TRACING for mode in dispatch_mode_stack())
+
+
 profiler: Any = torch.autograd.profiler
 """A module, or a substitute: ``_is_profiler_enabled`` is True while a profiler of torch runs in this process."""
 if not hasattr(profiler, "_is_profiler_enabled"):
@@ -183,6 +194,27 @@ below_autograd: Callable[[], AbstractContextManager[Any]] | None = getattr(torch
 """A context in which torch's operators skip their autograd kernels; None if this torch has none."""
 
 
+def _keys_of_a_new_thread() -> tuple[Any, Any] | None:
+    names = ("_dispatch_tls_local_include_set", "_dispatch_tls_local_exclude_set", "_ForceDispatchKeyGuard")
+    if not all(hasattr(torch._C, name) for name in names):
+        return None
+    with ThreadPoolExecutor(1) as threads:
+        included, excluded = (threads.submit(getattr(torch._C, name)).result() for name in names[:2])
+    return included, excluded
+
+
+_KEYS = _keys_of_a_new_thread()
+
+
+def recording_anew() -> AbstractContextManager[Any]:
+    """A context, for an operator's kernel, with the dispatch keys of a new thread: autograd sees torch's operations.
+
+    torch calls the kernel below autograd if a dispatch mode listens. In the context no mode and no autocast is active.
+    It has no effect if this torch has no such function.
+    """
+    return nullcontext() if _KEYS is None else torch._C._ForceDispatchKeyGuard(*_KEYS)
+
+
 def zero_without_memory(tensor: torch.Tensor) -> bool:
     """True if a tensor is autograd's zero, which has no memory: only torch's operations can read it."""
     tells = getattr(tensor, "_is_zerotensor", None)
@@ -191,7 +223,7 @@ def zero_without_memory(tensor: torch.Tensor) -> bool:
 
 def stands_for_others(tensor: torch.Tensor) -> bool:
     """True if torch made this tensor for tracing: a FakeTensor, or a FunctionalTensor around one."""
-    return type(tensor).__module__ in {"torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor"}
+    return type(tensor).__module__ in _STANDING
 
 
 # --- allocation
