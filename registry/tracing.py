@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.compiler import is_dynamo_compiling
 
 from .errors import InvalidArgumentError, RegistryError
@@ -40,6 +41,16 @@ def constants_of(text: str) -> tuple[Any, ...]:
 def _read(text: str) -> tuple[Any, ...]:
     found: tuple[Any, ...] = ast.literal_eval(text)
     return found
+
+
+def contents_known(tensor: torch.Tensor) -> bool:
+    """False if the size of a result may not depend on what the tensor holds: while torch traces, and under vmap."""
+    functorch: Any = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return False
+        tensor = functorch.get_unwrapped(tensor)
+    return not tensor.is_meta and detect_fake_mode((tensor,)) is None
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -16,6 +16,7 @@ import torch
 from ...contract import Backward, Floor, Op, Tolerance
 from ...errors import InvalidArgumentError
 from ...problem import Arguments, Problem, Value, check_choice, dtype_name
+from ...tracing import contents_known
 from .. import fills
 from ..checks import AS_FIRST, FLOATS, float_dtype, float_tensor, index_tensor, positive, same_dtype, shape_text
 from ..rounding import fp32_weight, underflow, units
@@ -45,7 +46,12 @@ def fused_moe_reference(
     the first half of ``w13[e] @ x[t]``, up the second. An id outside of 0 to ``experts - 1`` is no expert: it adds
     nothing, and its weight is not read; nor is the x of a token without any expert, whose y is 0. Products and sums in
     at least float32; ``act(gate) * up`` is rounded to x's dtype, and the sum.
+
+    Where torch traces it, as it does a transform of torch.func in a compiled program, and under vmap, each expert takes
+    all tokens, since sizes must not depend on the ids there.
     """
+    if not contents_known(topk_ids):
+        return _every_token_by_every_expert(x, w13, w2, topk_weights, topk_ids, activation)
     wide, (tokens, top_k), hidden = torch.promote_types(x.dtype, torch.float32), topk_ids.shape, x.shape[1]
     ids, weights = topk_ids.reshape(-1), topk_weights.reshape(-1, 1).to(wide)
     # one part of y for each token and each of its experts; out of place, so that torch.func can differentiate it
@@ -54,13 +60,33 @@ def fused_moe_reference(
         pair = (ids == expert).nonzero()[:, 0]
         # the first expert also without tokens: autograd records the products of a call that has none
         if expert == 0 or pair.numel():
-            gate, up = (x[pair // top_k].to(wide) @ into.to(wide).T).chunk(2, -1)
-            inner = (_FUNCTIONS[activation](gate) * up).to(x.dtype).to(wide)
             pairs.append(pair)
-            parts.append(weights[pair] * (inner @ back.to(wide).T))
+            parts.append(weights[pair] * _expert_mlp(x[pair // top_k].to(wide), into, back, x.dtype, activation))
     zeros = x.new_zeros(tokens * top_k, hidden, dtype=wide)
     found = zeros.index_copy(0, torch.cat(pairs), torch.cat(parts))
     return found.view(tokens, top_k, hidden).sum(1).to(x.dtype)
+
+
+def _expert_mlp(rows: _Tensor, into: _Tensor, back: _Tensor, dtype: torch.dtype, activation: str) -> _Tensor:
+    """One expert's outputs of rows, in their dtype; what is between the products is rounded to ``dtype``."""
+    gate, up = (rows @ into.to(rows.dtype).T).chunk(2, -1)
+    inner = (_FUNCTIONS[activation](gate) * up).to(dtype).to(rows.dtype)
+    return inner @ back.to(rows.dtype).T
+
+
+def _every_token_by_every_expert(
+    x: _Tensor, w13: _Tensor, w2: _Tensor, topk_weights: _Tensor, topk_ids: _Tensor, activation: str
+) -> _Tensor:
+    """The reference without a size that depends on the ids."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    total = torch.zeros_like(x, dtype=wide)
+    for expert, (into, back) in enumerate(zip(w13, w2, strict=True)):
+        taken = topk_ids == expert
+        absent = ~taken.any(-1, keepdim=True)
+        share = topk_weights.to(wide).masked_fill(~taken, 0.0).sum(-1, keepdim=True)
+        made = _expert_mlp(x.to(wide).masked_fill(absent, 0.0), into, back, x.dtype, activation)
+        total = total + (share * made).masked_fill(absent, 0.0)
+    return total.to(x.dtype)
 
 
 def _problem(arguments: Arguments) -> Mapping[str, Value]:

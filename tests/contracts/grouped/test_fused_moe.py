@@ -243,6 +243,37 @@ def test_tokens_of_no_expert_have_gradients_of_zeros(tokens: int) -> None:
         assert all(torch.equal(gradient, torch.zeros(size)) for gradient, size in zip(gradients, sizes, strict=True))
 
 
+def drawn_with_gaps(activation: str, dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
+    """Arguments of a call in which some tokens lack an expert and some have none, which are NaN."""
+    problem = FUSED_MOE.problem_of({**FUSED_MOE.examples[2], "activation": activation, "dtype": "float32"})
+    x, w13, w2, weights, ids, _ = FUSED_MOE.draw(problem, "gaps", torch.Generator().manual_seed(0))
+    return *(one.to(dtype) for one in (x, w13, w2, weights)), ids, activation
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_compiled_program_has_the_gradients(activation: str) -> None:
+    x, w13, w2, weights, ids, _ = drawn_with_gaps(activation, torch.float32)
+    leaves = [one.requires_grad_() for one in (x, w13, w2, weights)]
+
+    def run(ids: Tensor, *given: Tensor) -> Tensor:
+        y: Tensor = registry.call("fused_moe", *given, ids, activation)
+        return y.square().sum()
+
+    found = torch.autograd.grad(torch.compile(run, fullgraph=True, backend="aot_eager")(ids, *leaves), leaves)
+    for one, expected in zip(found, torch.autograd.grad(run(ids, *leaves), leaves), strict=True):
+        torch.testing.assert_close(one, expected)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_ids_may_differ_under_vmap(activation: str) -> None:
+    x, w13, w2, weights, ids, _ = drawn_with_gaps(activation)
+    batch = torch.stack([ids, ids.flip(0)])
+    given = [torch.stack([one, one.flip(0)]) for one in (x, weights)]
+    run = torch.vmap(lambda x, weights, ids: registry.call("fused_moe", x, w13, w2, weights, ids, activation))
+    for y, *each in zip(run(*given, batch), *given, batch, strict=True):
+        torch.testing.assert_close(y, registry.call("fused_moe", each[0], w13, w2, *each[1:], activation))
+
+
 def test_ids_of_nobody_pass_their_check_and_others_do_not() -> None:
     check_ids_data("fused_moe", {"topk_ids": torch.tensor([[-1, 3], [0, 2]]), "w13": W13})
     for wrong in (-2, 4):
