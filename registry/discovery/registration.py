@@ -97,6 +97,8 @@ def _misfit(op: Op, implementation: Any, known: Mapping[str, Implementation]) ->
         return f"{shown}.op is {getattr(implementation, 'op', None)!r}, expected {op.name!r}"
     if isinstance(implementation.preloads, str):
         return f"{shown}.preloads is a text, expected a tuple, ({implementation.preloads!r},)"
+    if isinstance(implementation.device_types, str):
+        return f"{shown}.device_types is a text, expected a set, {{{implementation.device_types!r}}}"
     return _misnamed(implementation, known)
 
 
