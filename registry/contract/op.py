@@ -35,6 +35,7 @@ from ..problem import (
 )
 from .canonical import OtherForms
 from .fake import RowMajor, Rule
+from .field_checks import check_fields
 from .gradient import Backward
 from .packed_call import Packed
 from .tolerance import Comparator, Floor, Tolerance
@@ -161,6 +162,7 @@ class Op:
             check_choices(self.name, name, values)
         self._check_transfers()
         self._check_reference()
+        check_fields(self)
         for name in {**self.tolerances, **self.compare}:
             if name not in self.parsed.results:
                 raise InvalidDefinitionError(

@@ -45,7 +45,7 @@ def _backward_faults(op: Op) -> list[str]:
     try:
         check_declaration(op)
     except InvalidDefinitionError as fault:
-        return [f"{fault.message.removeprefix(f'op {op.name!r}: ')}: {fault.hint}"]
+        return [f"{fault.message.removeprefix(f'op {op.name!r}: ')}{fault.hint and f': {fault.hint}'}"]
     return []
 
 
