@@ -358,7 +358,7 @@ class Op:
         return pose
 
     def told(self, arguments: Arguments) -> Mapping[str, Value] | None:
-        """What the traits of a call are told: that dtypes differ which are one dtype in the op's own inputs."""
+        """Traits of a call that the op finds: ``mixed`` if tensors of ``alike`` differ in dtype, else None."""
         return {"mixed": True} if self.alike and self._is_mixed(arguments) else None
 
     def _dims_of(self, arguments: Arguments) -> Any:
