@@ -91,6 +91,11 @@ class LibraryFunction(Implementation):
         self._preference = preference
 
     @property
+    def author_function(self) -> Callable[..., Any] | None:
+        """The function, whose line messages show; None for a text, and for one whose source is not known."""
+        return self._fn if isinstance(_definition(self._fn), FunctionType) else None  # type: ignore[return-value]
+
+    @property
     def definition(self) -> tuple[str, str]:
         module, _, name = _told(self._fn).partition(":")
         return module, name

@@ -76,6 +76,8 @@ def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
                 " both, and is bound for one of them; let the kinds differ in numbers alone"
             )
         posed = op.pose(op.arguments(values), problem)
+        for name in (name for name in sorted(op.dynamic) if type(posed.dims[name]) is not int):
+            yield f"problem() gives {name} as {posed.dims[name]!r:.80}, expected an int, as of every dynamic dimension"
         if posed != problem:
             yield f"{kind} inputs: they pose {posed}"
             continue

@@ -13,6 +13,7 @@ import registry
 from registry import InvalidDefinitionError, Tolerance, implementation_of
 from registry.contracts import SQUARE
 from registry.discovery.catalog import Catalog
+from registry.dispatch.dispatcher import Dispatcher
 from registry.errors import CheckError
 from registry.testing import check_op
 
@@ -110,3 +111,36 @@ def test_limits_that_are_no_function_are_refused_with_their_line() -> None:
         InvalidDefinitionError, match=rf"unsupported is 'too big' \(.*{HERE}:\d+\)\n.*yields every reas"
     ):
         implementation_of("square", "own.right", torch.square, unsupported="too big")  # type: ignore[arg-type]
+
+
+def test_a_fake_that_looks_at_data_is_told_as_the_ops_fault() -> None:
+    def by_data(x: torch.Tensor) -> torch.Tensor:
+        return x.new_empty(int(x.sum()))
+
+    message = r"its {} looks at the data of tensors: .*test_field_checks.py:\d+\).*x.new_empty"
+    with pytest.raises(CheckError, match=message.format("fake")):
+        check_op(replace(SQUARE, fake=by_data))
+    with pytest.raises(CheckError, match=message.format("reference, which stands for a fake that it lacks,")):
+        check_op(replace(SQUARE, fake=None, reference=lambda x: x[: max(1, int(x.abs().sum()) % 2)].clone()))
+
+
+def test_rows_that_name_nothing_are_refused() -> None:
+    with pytest.raises(InvalidDefinitionError, match=r"rows: unknown argument or output 'z'"):
+        registry.rows_op("own::same(Tensor x) -> Tensor y", lambda x: x.clone(), rows=("x", "z"))
+
+
+WRONG_OUTPUTS: dict[str, tuple[Any, str]] = {
+    "number": (lambda x: (x, x), r"returned 2 outputs, expected 1: y"),
+    "dtype": (lambda x: x.double(), r"returned an output that does not fit: y is float64, expected float32"),
+    "shape": (lambda x: x[1:] ** 2, r"returned an output that does not fit: y has shape \(3,\), expected \(4,\)"),
+    "argument": (lambda x: x, r"returned y, which shares memory with an argument"),
+}
+
+
+@pytest.mark.parametrize(("function", "message"), WRONG_OUTPUTS.values(), ids=list(WRONG_OUTPUTS))
+def test_wrong_outputs_of_a_function_are_told_with_its_line(function: Any, message: str) -> None:
+    catalog = Catalog(entry_points=())
+    catalog.register(implementation_of("square", "own.wrong", function))
+    own = Dispatcher(catalog)
+    with own.using(square="own.wrong"), pytest.raises(registry.RegistryError, match=rf"{message} \(.*{HERE}:\d+\)"):
+        own.call("square", torch.ones(4))
