@@ -258,7 +258,12 @@ CUDA_SLIPS = {
         "of float32, but the parameter y is double*",
         "template <",
     ),
-    "int": ("long long n)", "int n)", "the parameter n is int declare the parameter as long long in the", "template <"),
+    "int": (
+        "long long n)",
+        "int n)",
+        "the parameter n is int (declare the parameter as long long in the",
+        "template <",
+    ),
     "many": ("long long n)", "long long n, bool b)", "takes 4 arguments (y, x, n, b), but the launch", "template <"),
     "name": ('"square<float>"', '"sqare<float>"', "did you mean square?", "return Launch"),
     "argument": ('("y", "x", problem.n)', '("y", "xs", problem.n)', "did you mean x?", "return Launch"),
