@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from .api_checks import WantedProblems, check_limit, database_of, name_of_op, names_of, problems_of
 from .contract import Op
 from .device import Device, DeviceNames, devices_of
+from .discovery.answers import no_implementation
 from .discovery.plugin import PluginReport
 from .dispatch.compiled import installing
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.plans import prepared
 from .dispatch.torch_side import operators
 from .dispatch.torch_side.profiles import PROFILE_VARIABLE
-from .errors import InvalidArgumentError
+from .errors import InvalidArgumentError, UnsupportedError
 from .implementation import Implementation
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ def tune(  # noqa: PLR0913  (an option each)
     ``configure`` names. ``sampler``: a built-in one ("registry", "tpe", "gp", "nsgaii", "random"), one that a package
     registers, or ``module:name``. ``storage``: a file or URL in which Optuna keeps the searches, "" for none.
     ``all_sizes``: tune each problem, also if one winner transfers to more than four of them.
-    Raises RegistryError for unknown names and dimensions before anything is measured.
+    Raises RegistryError for unknown names and dimensions, and UnsupportedError for an op that nobody implements, before
+    anything is measured.
     """
     from .tuner.limits import Budget
     from .tuner.options import TuneOptions
@@ -136,6 +138,8 @@ def tune(  # noqa: PLR0913  (an option each)
         limits, implementations=names, retune=retune, all_sizes=all_sizes, sampler=sampler, storage=storage
     )
     told = _told(contract, problems)
+    if not dispatcher.catalog.implementations(contract.name):
+        raise UnsupportedError(f"tune: {no_implementation(contract)}")
     there = (Device.best(),) if device is None else devices_of(device)
     catalog = dispatcher.catalog
     results = run(told.all, catalog=catalog, device=there, database=place, options=options, counts=told.counts)

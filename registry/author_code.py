@@ -49,8 +49,9 @@ def at_class(definition: type) -> str:
 def at_method(owner: object, name: str, fault: BaseException | None = None) -> str:
     """`` (kernels.py:12)`` of method ``name`` of ``owner``, or of the line in it that raised ``fault``.
 
-    A method that the class inherits from this package is not the author's: then it is the place of the class. "" if the
-    message of ``fault`` names a line of the class's file already.
+    A method that the class inherits from this package is not the author's: then it is the place of the class, or of the
+    ``author_function`` that the owner was made of. "" if the message of ``fault`` names a line of the class's file
+    already.
     """
     if fault is not None and any(shown(file, 0).removesuffix("0") in str(fault) for file in _author_files(owner)):
         return ""
@@ -59,7 +60,8 @@ def at_method(owner: object, name: str, fault: BaseException | None = None) -> s
     method = getattr(owner, name, None)
     code = _code(method)
     if code is None or code.co_filename.startswith(_OURS):
-        return at(type(owner))
+        function = getattr(owner, "author_function", None)
+        return at_class(type(owner)) if function is None else at(function)
     return _behind(where_defined(method))
 
 

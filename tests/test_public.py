@@ -48,6 +48,14 @@ def test_the_box_is_listed() -> None:
         registry.implementations("sofmax")
 
 
+def test_tune_tells_of_an_op_that_nobody_implements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry.api.dispatcher.catalog, "implementations", lambda op: ())
+    with pytest.raises(
+        registry.UnsupportedError, match=r"tune: nobody implements softmax \(.*: give an Implementation to"
+    ):
+        registry.tune("softmax", [DIMS], device="cpu")
+
+
 def test_tune_refuses_before_it_measures() -> None:
     with pytest.raises(registry.UnknownNameError, match="unknown op"):
         registry.tune("sofmax", [])

@@ -208,7 +208,7 @@ KERNELS = {
     ),
     "dtype": ("float *y, const double *x, int64_t n", "'x' is a tensor of float32, but the parameter x is double*"),
     "bits": ("uint16_t *y, const float *x, int64_t n", "'y' is a tensor of float32, but the parameter y is uint16_t*"),
-    "number": ("float *y, const float *x, float n", "is a number of type int, but the parameter n is float"),
+    "number": ("float *y, const float *x, float n", "int, but the parameter n is float (give float(...))"),
     "pointer": ("float *y, const float *x, const int *n", "is a number, but the parameter n is int*"),
     "order": ("int64_t n, float *y, const float *x", "'y' is a tensor, but the parameter n is int64_t"),
 }
@@ -232,6 +232,12 @@ def test_a_refused_cpp_kernel_is_told_with_the_line_of_its_text(tmp_path: Path) 
     assert f"{tmp_path.name}/{line_of(file, 'z[i]')}: square: square.cpp:3" in checked(loaded(file))
 
 
+def test_a_refused_text_that_is_put_together_is_told_with_the_line_of_its_launch(tmp_path: Path) -> None:
+    body = CPP.replace("KERNEL,", "CppKernel(KERNEL.source.replace('* x[i]', '* z[i]'), 'square'),")
+    _, implementation, file = stranger(tmp_path, body)
+    assert f"{tmp_path.name}/{line_of(file, 'def launch')}: square: square.cpp:3" in checked(implementation)
+
+
 CUDA = """
 from registry.backends import CudaImplementation, CudaKernel
 SOURCE = CudaKernel(r'''
@@ -252,7 +258,12 @@ CUDA_SLIPS = {
         "of float32, but the parameter y is double*",
         "template <",
     ),
-    "int": ("long long n)", "int n)", "passed as a long long, but the parameter n is int", "template <"),
+    "int": (
+        "long long n)",
+        "int n)",
+        "the parameter n is int (declare the parameter as long long in the",
+        "template <",
+    ),
     "many": ("long long n)", "long long n, bool b)", "takes 4 arguments (y, x, n, b), but the launch", "template <"),
     "name": ('"square<float>"', '"sqare<float>"', "did you mean square?", "return Launch"),
     "argument": ('("y", "x", problem.n)', '("y", "xs", problem.n)', "did you mean x?", "return Launch"),

@@ -33,6 +33,7 @@ _PYTHON: Mapping[str, tuple[type, ...]] = {
     "str": (str,),
 }
 """The Python types whose values a kind accepts; a bool is no int."""
+_WITH_ARTICLE = {kind: f"{'an' if kind.startswith('int') else 'a'} {kind}" for kind in _PYTHON}
 _SYMBOLIC: Mapping[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 _ALLOWED = "an argument is a Tensor, Tensor[], int, int[], float, Scalar, bool or str; all but a list may be optional"
@@ -136,7 +137,7 @@ class Parameter:
         name, shown = kind
         accepted = {kind.__name__ for kind in _PYTHON[self.kind]}
         if name not in accepted and not (self.optional and name == "NoneType"):
-            refuse(f"{op}: {self.name} must be a {self.kind}, got {shown[:80]}", kind=ArgumentTypeError)
+            refuse(f"{op}: {self.name} must be {_WITH_ARTICLE[self.kind]}, got {shown[:80]}", kind=ArgumentTypeError)
 
     def _coerced(self, where: str, value: Any) -> Any:
         if self.kind == "Tensor":
@@ -151,7 +152,7 @@ class Parameter:
             # only a Scalar is traced as a symbol: its value becomes a guard of the compiled code
             return _SYMBOLIC[type(value)](value)
         shown = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else repr(value)
-        return refuse(f"{where} must be a {self.kind}, got {shown[:80]}", kind=ArgumentTypeError)
+        return refuse(f"{where} must be {_WITH_ARTICLE[self.kind]}, got {shown[:80]}", kind=ArgumentTypeError)
 
 
 @dataclass(frozen=True)

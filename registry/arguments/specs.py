@@ -242,7 +242,7 @@ _Made = TypeVar("_Made")
 
 
 class _RecordedReads:
-    """What the text, ``vars`` and ``dataclasses.asdict`` of arguments leave out, since reading it records nothing."""
+    """Slots of arguments that ``repr``, ``vars`` and ``dataclasses.asdict`` leave out: reading them records nothing."""
 
     __slots__ = ("seen", "unrecorded")
 

@@ -16,7 +16,7 @@ _VARIANTS = {"triton": "start", "torch": "torch", "cuda": "start", "cpp": "start
 
 @dataclass(frozen=True)
 class Start:
-    """What the templates must know of an op: the arguments of its kernel, and how torch computes it.
+    """The facts of an op that the templates need: the arguments of its kernel, and how torch computes it.
 
     ``args`` are names and numbers of a launch, ``parameters`` and ``expression`` are Python's.
     """

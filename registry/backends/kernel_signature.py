@@ -84,8 +84,23 @@ def check_kernel(implementation: Implementation, launch: Launch, signature: Sign
     place = where_written(kernel.source, declared.line, [sys.modules[type(implementation).__module__]])
     shown = f"{launch.args[at]!r} is " if at >= 0 else ""
     names = ", ".join(parameter.name for parameter in declared.parameters)
-    hint = "" if at >= 0 else f"expected args=(...) with a name or a number for each of {names}, in this order"
+    hint = f"expected args=(...) with a name or a number for each of {names}, in this order"
+    if at >= 0:
+        hint = _remedy(launch.args[at], given[at], declared.parameters[at])
     raise launch.fault(f"{title}{place and f' ({place})'}: {shown}{text}", hint)
+
+
+def _remedy(argument: Any, kind: _Kind, parameter: _Parameter) -> str:
+    """How a number comes to a parameter of another type; "" where the argument is a tensor or the parameter is one."""
+    declared = _DTYPES.get(parameter.type)
+    if not isinstance(kind, type) or kind not in _PASSED or declared is None or parameter.pointer:
+        return ""
+    if (kind is float) == declared.is_floating_point:
+        return f"declare the parameter as {_PASSED[kind][0]} in the kernel"
+    wanted = "float" if declared.is_floating_point else "int"
+    if not isinstance(argument, str):
+        return f"give {wanted}(...)"
+    return f"declare {argument} as {wanted} in the op's schema: a Scalar is an int or a float, as the call gives it"
 
 
 def _kind(argument: Any, launch: Launch, title: str, signature: Signature) -> _Kind:

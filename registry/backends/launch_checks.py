@@ -46,11 +46,15 @@ def argument_of(launch: Launch, title: Callable[[], str], name: str, signature: 
 def placed(fault: CompileError, implementation: Implementation, source: str, unit: str) -> CompileError:
     """The fault with the author's line in front, if the compiler names a line of ``unit``, the kernel's text.
 
-    Text with ``#line`` directives gives its files itself.
+    It is the line of ``launch`` for a text that no file of the author holds, such as one that is put together. Text
+    with ``#line`` directives gives its files itself.
     """
     named = re.search(rf"{re.escape(unit)}[(:](\d+)", f"{fault.message} {fault.hint}")
+    if named is None:
+        return fault
     module = sys.modules.get(type(implementation).__module__)
-    place = where_written(source, int(named.group(1)), [module]) if named and module else ""
+    place = where_written(source, int(named.group(1)), [module]) if module else ""
+    place = place or at_method(implementation, "launch").strip(" ()")
     return type(fault)(f"{place}: {fault.message}", hint=fault.hint) if place else fault
 
 

@@ -15,6 +15,9 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from ..artifact import Built
+from ..author_code import where_called
+from ..contract import Op
+from ..contract.field_checks import uncallable
 from ..device import Device, installed_version
 from ..errors import InvalidDefinitionError, UnknownNameError, UnsupportedError
 from ..implementation import Implementation, Run, Tensors
@@ -56,11 +59,17 @@ def implementation_of(  # noqa: PLR0913  (an option each)
     preloads      as ``Implementation.preloads``: what the library imports for seconds is imported once for all of the
                   tuner's processes
 
-    Raises InvalidDefinitionError for an ``fn`` that is neither callable nor such text.
+    Raises InvalidDefinitionError for an ``fn`` that is neither callable nor such text, and for an ``unsupported`` that
+    is no function.
     """
     if not (callable(fn) or (isinstance(fn, str) and _TEXT.match(fn))):
         raise InvalidDefinitionError(
             f"implementation_of({op!r}, {name!r}, {fn!r:.80})", hint='expected a callable or "module:function"'
+        )
+    if unsupported is not None and not callable(unsupported):
+        raise InvalidDefinitionError(
+            f"implementation_of({op!r}, {name!r}): unsupported is {unsupported!r:.80} ({where_called()})",
+            hint="expected a function of (problem, device) that yields every reason",
         )
     made = LibraryFunction(fn, library, unsupported, preference)
     made.op, made.name, made.any_size, made.returns_outputs = op, name, any_size, not into
@@ -82,6 +91,11 @@ class LibraryFunction(Implementation):
         self._preference = preference
 
     @property
+    def author_function(self) -> Callable[..., Any] | None:
+        """The function, whose line messages show; None for a text, and for one whose source is not known."""
+        return self._fn if isinstance(_definition(self._fn), FunctionType) else None  # type: ignore[return-value]
+
+    @property
     def definition(self) -> tuple[str, str]:
         module, _, name = _told(self._fn).partition(":")
         return module, name
@@ -97,6 +111,13 @@ class LibraryFunction(Implementation):
 
     def preference(self, problem: Problem, device: Device) -> float:
         return self._preference
+
+    def misfit(self, op: Op) -> str:
+        """Why the function cannot be called with the schema's values, with its line; "" if it can, or is not known."""
+        if isinstance(self._fn, str):
+            return ""  # it is imported when it first runs
+        given = op.parsed.names if self.returns_outputs else (*op.parsed.outputs, *op.parsed.names)
+        return uncallable(self._fn, given)
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         function = _imported(self.name, self._fn) if isinstance(self._fn, str) else self._fn

@@ -35,6 +35,7 @@ from ..problem import (
 )
 from .canonical import OtherForms
 from .fake import RowMajor, Rule
+from .field_checks import check_fields
 from .gradient import Backward
 from .packed_call import Packed
 from .tolerance import Comparator, Floor, Tolerance
@@ -161,6 +162,7 @@ class Op:
             check_choices(self.name, name, values)
         self._check_transfers()
         self._check_reference()
+        check_fields(self)
         for name in {**self.tolerances, **self.compare}:
             if name not in self.parsed.results:
                 raise InvalidDefinitionError(
@@ -294,7 +296,7 @@ class Op:
         fake = self.fake or self.reference
         # torch's compiler, once imported, makes torch's own answers for meta tensors the quicker ones
         with OnMeta() if "torch._dynamo" not in sys.modules else nullcontext():
-            outputs = as_tuple(fake(*map(_on_meta, arguments.unrecorded.values())))
+            outputs = self._faked(fake, arguments)
         if len(outputs) != len(names) or not all(isinstance(tensor, torch.Tensor) for tensor in outputs):
             told = f"its fake returned {', '.join(type(tensor).__name__ for tensor in outputs) or None}"
             raise self._fault(fake, told, f"expected a tensor for each of its outputs: {', '.join(names) or 'none'}")
@@ -302,6 +304,18 @@ class Op:
             name: quick_spec(tensor.shape, tensor.dtype, tensor.stride(), device)
             for name, tensor in zip(names, outputs, strict=True)
         }
+
+    def _faked(self, fake: Callable[..., Outputs], arguments: Arguments) -> tuple[torch.Tensor, ...]:
+        """Outputs without data. Raises InvalidDefinitionError for a ``fake`` that looks at its arguments' data."""
+        try:
+            return as_tuple(fake(*map(_on_meta, arguments.unrecorded.values())))
+        except (RuntimeError, NotImplementedError) as fault:
+            if "meta tensor" not in str(fault):
+                raise
+            which = "fake" if self.fake is not None else "reference, which stands for a fake that it lacks,"
+            told = f"its {which} looks at the data of tensors: {str(fault).splitlines()[0]}"
+            hint = "give it a fake that returns empty tensors by shapes and attributes alone: x.new_empty(...)"
+            raise self._fault(fake, told, hint) from fault
 
     def result_specs(self, arguments: Arguments, device: torch.device) -> list[TensorSpec]:
         """Specs of ``results``: the outputs' on ``device``, then the mutated arguments', on the device they have."""
@@ -356,7 +370,7 @@ class Op:
         return pose
 
     def told(self, arguments: Arguments) -> Mapping[str, Value] | None:
-        """What the traits of a call are told: that dtypes differ which are one dtype in the op's own inputs."""
+        """Traits of a call that the op finds: ``mixed`` if tensors of ``alike`` differ in dtype, else None."""
         return {"mixed": True} if self.alike and self._is_mixed(arguments) else None
 
     def _dims_of(self, arguments: Arguments) -> Any:

@@ -13,7 +13,7 @@ import torch
 
 from ..arguments.schema import Parameter, Schema
 from ..contract import Floor, Op, Outputs, Tolerance
-from ..errors import InvalidArgumentError, InvalidDefinitionError
+from ..errors import InvalidArgumentError, InvalidDefinitionError, UnknownNameError
 from ..problem import Arguments, Problem, Value, dtype_name
 from . import fills
 from .checks import (
@@ -62,6 +62,11 @@ def rows_op(
     ``more`` are further fields of ``Op``, which override these.
     """
     parsed = Schema.parse(schema)
+    for name in rows:
+        if name not in {"x", "y", *_tensors(parsed)}:  # ops of a family may share their ``rows``
+            raise InvalidDefinitionError(
+                f"op {parsed.name!r}: rows: {UnknownNameError('argument or output', name, _tensors(parsed))}"
+            )
     shapes = {name: ("rows", "cols") if name in rows else ("cols",) for name in _tensors(parsed)}
     made = {
         "tolerance": Tolerance(units(float32=2.0, half=1.1), underflow(4), _row_scale),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from ..arguments.schema import with_tensors
+from ..author_code import at
 from ..contract import Op, Outputs, Tolerance, as_tuple
 from ..errors import InvalidDefinitionError
 from ..problem import Problem, dtype_name
@@ -93,7 +94,12 @@ def results_of(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
             f" {len(results) - len(op.parsed.results) + len(op.parsed.outputs)}"
         )
     for name, result in zip(op.parsed.results, results, strict=True):
-        if isinstance(result, torch.Tensor) and result.is_complex() and name not in op.compare:
+        if not isinstance(result, torch.Tensor):
+            raise InvalidDefinitionError(
+                f"op {op.name!r}: its reference returns a {type(result).__name__} as {name}{at(op.reference)}",
+                hint="expected a tensor for each output: one tensor, or a tuple of several",
+            )
+        if result.is_complex() and name not in op.compare:
             raise InvalidDefinitionError(
                 f"op {op.name!r} has a result of {dtype_name(result.dtype)}, {name}: there is no error rule for complex"
                 " numbers",
@@ -149,10 +155,22 @@ def compare(
     outputs, references = {part[0]: part[1] for part in parts}, {part[0]: part[2] for part in parts}
     found = [_compare_one(op, problem, named, *part) for part in parts if part[0] not in op.compare]
     for name, comparator in op.compare.items():
-        faults = list(comparator(problem, named, outputs, references) or ())
+        faults = _told_by(op, name, comparator(problem, named, outputs, references))
         message = f"{name}: {'; '.join(faults)}" if faults else ""
         found.append(Comparison(not faults, math.inf if faults else 0.0, 0.0, (name, ()), message))
     return max(found, key=lambda each: (not each.ok, each.ratio))
+
+
+def _told_by(op: Op, name: str, given: Iterable[str] | None) -> list[str]:
+    """The faults that the comparator of result ``name`` returned. Raises InvalidDefinitionError if it is no list."""
+    if given is None:
+        return []
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidDefinitionError(
+            f"op {op.name!r}: compare of {name} returned {given!r:.80}{at(op.compare[name])}",
+            hint="yield each fault in words, and nothing where the result is right",
+        )
+    return list(given)
 
 
 def judged(op: Op, problem: Problem, results: Outputs, values: tuple[Any, ...]) -> Comparison:

@@ -37,7 +37,7 @@ def output_faults(
         return [f"{len(outputs)} outputs returned, expected {len(specs)}"]
     faults: list[str] = []
     for (name, spec), output in zip(specs.items(), outputs, strict=True):
-        faults += _spec_faults(name, output, spec)
+        faults += spec_faults(name, output, spec)
     arguments = tensors_in(values)
     if any(map(plain_fault, outputs)):
         return faults
@@ -71,7 +71,8 @@ def _usual_keys(device: torch.device) -> Any:
         return _keys(torch.empty(0, device=device))
 
 
-def _spec_faults(name: str, output: object, spec: TensorSpec) -> Iterator[str]:
+def spec_faults(name: str, output: object, spec: TensorSpec) -> Iterator[str]:
+    """Why output ``name`` is no plain tensor of the spec's shape, strides, dtype and device, each in words."""
     if fault := plain_fault(output):
         yield f"{name} {fault}"
         return

@@ -14,7 +14,7 @@ from ..contract import Op
 from ..device import Device
 from ..errors import InvalidDefinitionError, UnsupportedError, WrongAnswerError
 from ..implementation import Implementation, Run
-from ..problem import Problem
+from ..problem import Problem, TensorSpec
 from ..space import Config, Space
 
 HOW_TO_IMPLEMENT = (
@@ -69,6 +69,38 @@ def checked_run(implementation: Implementation, run: Any) -> Run:
         told = f"{implementation.name}: bind() returned {function.__name__}{signature(run)}"
         raise WrongAnswerError(f"{told}, expected a function of (outputs, arguments, scratch){at(function)}")
     return run  # type: ignore[no-any-return]
+
+
+def scratch_specs(
+    implementation: Implementation, problem: Problem, config: Config, device: Device
+) -> dict[str, TensorSpec]:
+    """Specs of the scratch tensors of an implementation, by name, on the device.
+
+    Raises WrongAnswerError if ``scratch`` returns no mapping of names to specs, and the exceptions of ``scratch``.
+    """
+    given: Any = implementation.scratch(problem, config, device)
+    if not isinstance(given, Mapping) or not all(isinstance(spec, TensorSpec) for spec in given.values()):
+        example = '{"partial": registry.TensorSpec.contiguous((problem.rows,), torch.float32)}'
+        raise _wrong(implementation, "scratch", given, f"a mapping of names to specs, e.g. {example}")
+    return {name: TensorSpec(spec.shape, spec.dtype, spec.strides, device.torch) for name, spec in given.items()}
+
+
+def check_own_names(op: Op, implementation: Implementation, prepared: Iterable[str], scratch: Iterable[str]) -> None:
+    """Raise WrongAnswerError if a prepared or a scratch tensor has the name of another operand of the op's kernels.
+
+    A launch names arguments, outputs, prepared and scratch tensors alike, so that one of two would never be reached.
+    """
+    taken = dict.fromkeys(op.parsed.names, "an argument") | dict.fromkeys(op.parsed.outputs, "an output")
+    for question, kind, names in (
+        ("prepared", "a prepared tensor", prepared),
+        ("scratch", "a scratch tensor", scratch),
+    ):
+        for name in names:
+            if name in taken:
+                place = at_method(implementation, question)
+                told = f"{question}() names a tensor {name!r}, as {taken[name]} of {op.name} is named"
+                raise WrongAnswerError(f"{implementation.name}: {told}: take another name{place}")
+            taken[name] = kind
 
 
 def _takes(function: FunctionType, count: int) -> bool:

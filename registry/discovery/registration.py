@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ..author_code import at, at_class
+from ..backends.library_function import LibraryFunction
 from ..contract import Op
 from ..errors import InvalidDefinitionError
 from ..implementation import Implementation
@@ -95,9 +96,19 @@ def _misfit(op: Op, implementation: Any, known: Mapping[str, Implementation]) ->
     shown = type(implementation).__name__
     if getattr(implementation, "op", None) != op.name:
         return f"{shown}.op is {getattr(implementation, 'op', None)!r}, expected {op.name!r}"
+    if isinstance(implementation, LibraryFunction) and (why := implementation.misfit(op)):
+        return f"{implementation.name}: {why}"
+    return _misdeclared(implementation) or _misnamed(implementation, known)
+
+
+def _misdeclared(implementation: Implementation) -> str:
+    """Why the attributes of an implementation that hold several texts cannot be used; "" if they can."""
+    shown = type(implementation).__name__
     if isinstance(implementation.preloads, str):
         return f"{shown}.preloads is a text, expected a tuple, ({implementation.preloads!r},)"
-    return _misnamed(implementation, known)
+    if isinstance(implementation.device_types, str):
+        return f"{shown}.device_types is a text, expected a set, {{{implementation.device_types!r}}}"
+    return ""
 
 
 def _misnamed(implementation: Implementation, known: Mapping[str, Implementation]) -> str:

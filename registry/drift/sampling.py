@@ -56,7 +56,7 @@ def _stored(winners: Winners, device: Device) -> list[Decision]:
 
 
 def changes(decision: Decision, device: Device) -> list[str]:
-    """What has changed since a decision, of driver, torch and triton: ``torch 2.11.0 -> 2.12.0``."""
+    """The versions of driver, torch and triton that have changed since a decision: ``torch 2.11.0 -> 2.12.0``."""
     then, now = decision.environment.software, device.software()
     return [
         f"{name} {then.get(name, 'none')} -> {now.get(name, 'none')}"

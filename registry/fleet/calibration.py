@@ -65,7 +65,7 @@ class KindOfDevice:
 
     @classmethod
     def of(cls, times: DeviceTimes) -> KindOfDevice:
-        """What calibrations tell; entries that not every device has are left out."""
+        """The kind of device that calibrations show; entries that not every device has are left out."""
         common = set.intersection(*(set(each) for each in times.values())) if times else set()
         if len(times) < 2 or not common:
             return cls(len(times))

@@ -104,7 +104,7 @@ class ForeignFile:
         return module
 
     def member(self, name: str) -> Any:
-        """What the module calls ``name``. Raises UnsupportedError if there is no such thing."""
+        """The value of the module's attribute ``name``. Raises UnsupportedError if there is none, or if it is None."""
         found = getattr(self.module(), name, None)
         if found is None:
             raise UnsupportedError(f"{self.path.name} has no {name}")

@@ -59,7 +59,7 @@ class GpuModeProblem(ProblemFile):
 
     @cached_property
     def _task(self) -> Mapping[str, Any]:
-        """What task.yml tells; nothing where there is none."""
+        """The mapping in task.yml; empty where the folder has no such file."""
         paths = [self.file.path.parent / name for name in _TASKS if (self.file.path.parent / name).is_file()]
         try:
             told = yaml.safe_load(ForeignFile(paths[0]).text) if paths else {}

@@ -1,4 +1,4 @@
-"""What a foreign file imports from folders of its own: modules that no other file, with its own ``utils``, sees."""
+"""Modules that a foreign file imports from its own folders, unseen by other files with a ``utils`` of their own."""
 
 from __future__ import annotations
 

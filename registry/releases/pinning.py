@@ -47,7 +47,7 @@ def pinned(database: str | None, environ: Mapping[str, str] = os.environ) -> Pin
 
 
 def pinned_name(environ: Mapping[str, str] = os.environ) -> str:
-    """What the variable names, "" for a process that is not pinned."""
+    """The release that the environment variable names; "" for a process that is not pinned."""
     return environ.get(RELEASE_VARIABLE, "").strip()
 
 

@@ -104,7 +104,7 @@ def _ends(change: WinnerChange) -> tuple[float, float, float, float] | None:
 
 
 def _scale(changes: Sequence[WinnerChange]) -> LogScale:
-    """One axis for all intervals."""
+    """The logarithmic axis on which the intervals of all changes are drawn."""
     ends = [end for change in changes for end in _ends(change) or () if end > 0]
     low, high = max(min([*ends, _NARROWEST[0]]), _WIDEST[0]), min(max([*ends, _NARROWEST[1]]), _WIDEST[1])
     return LogScale(low, high, 3.0, 117.0)

@@ -109,12 +109,12 @@ def _roof(axes: _Axes, bytes_per_us: float, flop_per_us: float) -> _RoofLine:
 
 
 def _bend(roof: _RoofLine, across: LogScale, up: LogScale) -> float:
-    """Where a roof becomes flat, or meets the top or the right side of the chart."""
+    """The place along the x axis where a roof becomes flat, or meets the top or the right side of the chart."""
     return min(min(roof.flat, up.high) / roof.slope if roof.slope else across.low, across.high)
 
 
 def _end(roof: _RoofLine, across: LogScale, up: LogScale) -> tuple[float, float]:
-    """Where a roof's caption ends."""
+    """The point (x, y), in the chart's units, at which a roof's caption ends."""
     return (across.end, up(roof.flat) - 4) if roof.flat < math.inf else (across(_bend(roof, across, up)) - 8, TOP + 8)
 
 

@@ -70,7 +70,7 @@ class SandboxedCalls:
         return self._layout.tensors[len(self._parameters) :]
 
     def run(self, outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
-        """One call, in a slot that is chosen at random."""
+        """Run one call in the sandbox, in a slot that is chosen at random."""
         us = self.timed(secrets.randbelow(self._layout.count), [arguments], [outputs])
         self.alone_us = min(self.alone_us, us)
 

@@ -47,7 +47,7 @@ def _backward_faults(op: Op) -> list[str]:
     try:
         check_declaration(op)
     except InvalidDefinitionError as fault:
-        return [f"{fault.message.removeprefix(f'op {op.name!r}: ')}: {fault.hint}"]
+        return [f"{fault.message.removeprefix(f'op {op.name!r}: ')}{fault.hint and f': {fault.hint}'}"]
     return []
 
 
@@ -78,6 +78,8 @@ def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
                 " both, and is bound for one of them; let the kinds differ in numbers alone"
             )
         posed = op.pose(op.arguments(values), problem)
+        for name in (name for name in sorted(op.dynamic) if type(posed.dims[name]) is not int):
+            yield f"problem() gives {name} as {posed.dims[name]!r:.80}, expected an int, as of every dynamic dimension"
         if posed != problem:
             yield f"{kind} inputs: they pose {posed}"
             continue

@@ -133,7 +133,7 @@ class BlockStarted:
 
 @dataclass(frozen=True)
 class ProbesStarted:
-    """So many ``candidates`` that may enter the finals are met with the probes that their trials left out."""
+    """Before the finals ``candidates`` of them are verified on the probes that their trials left out."""
 
     candidates: int
 

@@ -211,7 +211,7 @@ class RunStore(StoredWinners):
         )
 
     def final(self, candidate: Candidate | None, **fields: Any) -> Final:
-        """One timed round of the finals; no candidate for the floor's copy."""
+        """The record of one timed round of the finals; ``candidate`` is None for the copy that measures the floor."""
         return Final(candidate=None if candidate is None else self._key(candidate), **fields)
 
     def _key(self, candidate: Candidate) -> CandidateKey:

@@ -57,3 +57,12 @@ def test_bytes_and_words_are_read_of_every_tensor(name: str) -> None:
 @pytest.mark.parametrize("name", ["unsigned char", "uint8_t", "unsigned short", "uint16_t", *WORDS, "size_t"])
 def test_an_integer_is_no_parameter_for_a_tensor(name: str) -> None:
     assert f"a tensor, but the parameter x is {name.removeprefix('std::')}" in refusal(name, torch.float32)
+
+
+def test_an_int_given_for_a_scalar_is_told_with_what_the_schema_should_say() -> None:
+    launch = Launch(CppKernel("void add(double alpha) {}", "add"), (1,), ("alpha",))
+    signature = Signature(Arguments("square", {"x": TensorSpec((4,), torch.float32, (1,)), "alpha": 2}), {})
+    with pytest.raises(
+        InvalidDefinitionError, match="declare alpha as float in the op's schema: a Scalar is an int or"
+    ):
+        check_kernel(Adding(), launch, signature, "C++")

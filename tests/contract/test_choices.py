@@ -111,7 +111,7 @@ def test_a_gradient_through_a_list_is_refused_not_dropped(dispatcher: Dispatcher
     [
         ((torch.ones(2, 3), 1), "parts must be a Tensor"),
         (([torch.ones(2, 3), 4], 1), r"parts\[1\] must be a Tensor, got 4"),
-        (([torch.ones(2, 3)], True), "top must be a int"),
+        (([torch.ones(2, 3)], True), "top must be an int"),
     ],
 )
 def test_a_list_of_another_type_is_refused(dispatcher: Dispatcher, args: Any, told: str) -> None:
@@ -210,7 +210,7 @@ def test_lists_and_scalars_are_coerced() -> None:
     x = torch.ones(1)
     assert schema.bind((x,), {}) == (x, (1, 2), 2, None, None)
     assert schema.bind((x, [3]), {"s": 0.5, "f": 1}) == (x, (3,), 0.5, None, 1.0)
-    with pytest.raises(ArgumentTypeError, match=r"axes\[0\] must be a int, got True"):
+    with pytest.raises(ArgumentTypeError, match=r"axes\[0\] must be an int, got True"):
         schema.bind((x, [True]), {})
 
 

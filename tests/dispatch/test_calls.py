@@ -88,9 +88,9 @@ def test_mistyped_attributes_never_hit(dispatcher: Dispatcher, one: Any, bad: An
     x = torch.randn(4, 8)
     check(dispatcher, x, 1)
     check(dispatcher, x, dim=0)
-    with pytest.raises(InvalidArgumentError, match="dim must be a int"):
+    with pytest.raises(InvalidArgumentError, match="dim must be an int"):
         dispatcher.call("softmax", x, bad)
-    with pytest.raises(InvalidArgumentError, match="dim must be a int"):
+    with pytest.raises(InvalidArgumentError, match="dim must be an int"):
         dispatcher.call("softmax", x, dim=bad)
 
 
@@ -312,7 +312,7 @@ def test_torch_compile_traces_through_in_one_graph(dispatcher: Dispatcher, one: 
     ("op", "args", "kind", "message"),
     [
         ("softmax", (7,), InvalidArgumentError, "^softmax: dim=7 but x has 2 dimensions\n  expected -2 to 1"),
-        ("softmax", ("last",), ArgumentTypeError, "^softmax: dim must be a int, got 'last'"),
+        ("softmax", ("last",), ArgumentTypeError, "^softmax: dim must be an int, got 'last'"),
         ("softmax", (0, 1), ArgumentTypeError, "^softmax: 3 positional arguments given, at most 2"),
         ("rms_norm", (torch.ones(8), -1.0), InvalidArgumentError, "^rms_norm: eps=-1.0\n  expected a finite number"),
         ("gemm_int4", (torch.ones(8),), ArgumentTypeError, "^gemm_int4: w is a Tensor, expected a PackedWeight"),

@@ -83,7 +83,7 @@ def of_sum(terms: int) -> float:
 
 
 def logit_size(call: ScoredCall, logits: torch.Tensor, span: slice) -> torch.Tensor:
-    """What the errors of a row's logits are relative to, [batch, heads, rows, 1]: bounds of its products and sums."""
+    """Magnitudes that the errors of logits are relative to, [batch, heads, rows, 1]: bounds of products and sums."""
     keys = call.k.norm(dim=-1).amax(-1) if call.kv_len else call.k.new_zeros(call.k.shape[:2])
     keys = keys.repeat_interleave(call.q.shape[1] // call.k.shape[1], 1)[..., None, None]
     products = call.q[:, :, span].norm(dim=-1, keepdim=True) * keys * abs(call.scale)

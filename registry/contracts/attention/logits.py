@@ -126,10 +126,10 @@ def weights_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rounded_weights(weights: torch.Tensor, hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What roundings of weights to ``dtype`` are relative to: each weight, and the least normal number; 0 where hidden.
+    """Magnitudes that roundings of weights to ``dtype`` are relative to: each weight plus the least normal number.
 
-    Weights are rounded when the largest of a row is 1, before their sum divides them: below the normal numbers by as
-    much as there.
+    That of hidden weights is 0. Weights are rounded when the largest of a row is 1, before their sum divides them:
+    below the normal numbers by as much as there.
     """
     least = torch.finfo(dtype).tiny
     return (weights + least * weights.amax(-1, keepdim=True)).masked_fill_(hidden, 0.0)

@@ -110,7 +110,7 @@ def _of_rows(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any
 
 
 def _of_columns(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
-    """As the backward's; a sum of more than ``_PART`` rows may besides be rounded after each of its parts."""
+    """The scale of ``grad_weight`` and ``grad_bias``: the backward op's, and a rounding after each ``_PART`` rows."""
     if not reference.numel():
         return reference
     parts = problem.rows // _PART

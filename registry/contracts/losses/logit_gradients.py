@@ -19,7 +19,7 @@ GRADIENT_ATOL = underflow(128) | {"float16": underflow()["float16"]}
 
 
 class LogitGradients:
-    """What each element of the logits' gradient may err by, and what follows for grad_x, grad_weight and grad_bias.
+    """The allowed error of each element of the logits' gradient, and those of grad_x, grad_weight and grad_bias.
 
     ``values`` has ``grad_loss`` and ``lse`` beside the arguments of the loss. ``lse_error`` [rows], in roundings of the
     dtype: what a row's log-sum-exp may err by, where it is not an argument of the op.
@@ -36,7 +36,7 @@ class LogitGradients:
         self._least = self._lost() / GRADIENT_RTOL[str(problem.dtype)]
 
     def _lost(self) -> float:
-        """What a gradient may lose below the least number: half a step of float16, of others all that is subnormal.
+        """The part of a gradient that may be lost near 0: half a step of float16, else all subnormal numbers.
 
         There exponentials are lost, too, before they are multiplied by the gradient of their row's loss.
         """

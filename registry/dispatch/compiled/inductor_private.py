@@ -149,7 +149,7 @@ def _kernel_class(define: str, name: str) -> Any:
             super().codegen(wrapper)
 
         def codegen_size_asserts(self, wrapper: Any) -> None:
-            """None: the first call of a call site checks its outputs, and later ones make the same."""
+            """Write no checks of sizes: the first call of a call site checks its outputs, and later ones are equal."""
 
     return CallSiteKernel
 

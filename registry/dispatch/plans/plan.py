@@ -18,7 +18,7 @@ from ...author_code import at_method
 from ...contract import Op, as_tuple
 from ...correctness.output_faults import overlap
 from ...device import Device
-from ...discovery.answers import checked_run
+from ...discovery.answers import check_own_names, checked_run, scratch_specs
 from ...errors import InvalidDefinitionError
 from ...implementation import Implementation, Run, Tensors, binds_loaded
 from ...problem import Arguments, Problem, TensorSpec
@@ -149,7 +149,10 @@ class Draft:
         prepared = PreparedTensors(op, candidate.implementation, problem, candidate.config)
         outputs = op.output_specs(arguments, device.torch)
         scratch = scratch_of(candidate, problem, device)
-        signature = Signature(arguments, outputs, scratch, prepared.specs(arguments))
+        own = prepared.specs(arguments)
+        if own or scratch:
+            check_own_names(op, candidate.implementation, own, scratch)
+        signature = Signature(arguments, outputs, scratch, own)
         return cls(op, candidate, problem, device, signature, prepared)
 
     def variants(self) -> tuple[Variant, ...]:
@@ -208,8 +211,7 @@ class Draft:
 
 def scratch_of(candidate: Candidate, problem: Problem, device: Device) -> dict[str, TensorSpec]:
     """Specs on the device of the scratch tensors that a candidate needs for a problem."""
-    found = candidate.implementation.scratch(problem, candidate.config, device)
-    return {name: TensorSpec(spec.shape, spec.dtype, spec.strides, device.torch) for name, spec in found.items()}
+    return scratch_specs(candidate.implementation, problem, candidate.config, device)
 
 
 def build(

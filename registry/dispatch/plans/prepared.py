@@ -8,8 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from ...arguments.lists import Lengths, grouped, one_by_one
+from ...author_code import at_method
 from ...contract import Op
-from ...errors import ArgumentTypeError, InvalidDefinitionError, NotReadyError, UnknownNameError
+from ...errors import ArgumentTypeError, InvalidDefinitionError, NotReadyError, UnknownNameError, WrongAnswerError
 from ...implementation import Implementation
 from ...problem import Arguments, Problem, TensorSpec, canonical_json
 from ...space import Config, config_key
@@ -92,7 +93,7 @@ class PreparedTensors:
         self._config = config
         self._wanted: Mapping[str, tuple[str, ...]] = implementation.prepared(problem, config)
         self._places: dict[str, tuple[int, ...]] = {}
-        if not self._wanted:
+        if self._wanted == {}:
             return
         _check_sources(op, implementation, self._wanted)
         self._places = {
@@ -129,7 +130,11 @@ class PreparedTensors:
         for name, sources in self._wanted.items():
             given, lengths = one_by_one(tuple(arguments[source] for source in sources))
             metas = tuple(value.empty(meta) if isinstance(value, TensorSpec) else value for value in given)
-            made = self._implementation.prepare(name, grouped(metas, lengths), self._problem, self._config)
+            made: object = self._implementation.prepare(name, grouped(metas, lengths), self._problem, self._config)
+            if not isinstance(made, torch.Tensor):
+                place = at_method(self._implementation, "prepare")
+                told = f"{self._implementation.name}: prepare({name!r}) returned {made!r:.80}, expected a tensor{place}"
+                raise WrongAnswerError(told)
             device = next(iter(arguments.tensors.values())).device
             specs[name] = TensorSpec(tuple(made.shape), made.dtype, tuple(made.stride()), device)
         return specs
@@ -240,6 +245,10 @@ class PreparedTensors:
 def _check_sources(op: Op, implementation: Implementation, wanted: Mapping[str, tuple[str, ...]]) -> None:
     """Raise InvalidDefinitionError unless every source is an attribute or one of the op's ``weights``."""
     kinds = {parameter.name: parameter.kind for parameter in op.parsed.parameters}
+    if not isinstance(wanted, Mapping) or any(isinstance(sources, str) for sources in wanted.values()):
+        place = at_method(implementation, "prepared")
+        expected = f'a mapping of names to tuples of arguments, e.g. {{"packed": ("weight",)}}{place}'
+        raise WrongAnswerError(f"{implementation.name}: prepared() returned {wanted!r:.80}, expected {expected}")
     for name, sources in wanted.items():
         told = f"{op.name}: {implementation.name} prepares {name!r} from"
         for source in sources:

@@ -200,7 +200,8 @@ class Plans:
             return False
         if way.forced is not None:
             raise UnsupportedError(f"{candidate} is forced, but {reason}")
-        way.misses.append(f"{candidate}: {reason}")
+        if not any(miss.startswith(_put_aside(candidate)) for miss in way.misses):
+            way.misses.append(f"{candidate}: {reason}")
         # another candidate may answer further calls only while this reason holds
         if failure is None:
             way.conditions = (*dict.fromkeys((*way.conditions, determinism_asked)),)
@@ -262,7 +263,12 @@ class Plans:
             return f"{candidate} was not ready: {fault.message}"
         with self._lock:
             self._plans.pop((place, None), None)
-        return f"{candidate} was put aside: {self.failures.put(self.op.name, place, candidate, fault, generation)}"
+        return f"{_put_aside(candidate)}{self.failures.put(self.op.name, place, candidate, fault, generation)}"
+
+
+def _put_aside(candidate: Candidate) -> str:
+    """How the reason begins why a candidate was put aside while a call was resolved."""
+    return f"{candidate} was put aside: "
 
 
 def passes(fault: Exception) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from ...arguments.schema import tensors_in
+from ...author_code import at_method
 from ...contract import Op
-from ...correctness.output_faults import overlap, plain_fault
+from ...correctness.output_faults import overlap, plain_fault, spec_faults
 from ...errors import RegistryError
 from ...problem import Arguments, Problem, TensorSpec
 from ..hit.counter import Counter
@@ -66,15 +67,21 @@ class Resolved:
         given = self.plan.returned(outputs)
         expected = self.plan.signature.outputs
         if len(given) != len(expected):
-            raise RegistryError(f"{self.plan.candidate} returned {len(given)} outputs, expected {len(expected)}")
+            told = f"{len(given)} output{'s' * (len(given) != 1)}, expected {len(expected)}: {', '.join(expected)}"
+            raise self._fault(f"returned {told}")
         for (name, spec), value in zip(expected.items(), given, strict=True):
             if not isinstance(value, torch.Tensor) or not _fits(value, spec):
-                shown = TensorSpec.of(value) if isinstance(value, torch.Tensor) else value
-                raise RegistryError(f"{self.plan.candidate} returned {name} as {shown}, expected {spec}")
+                raise self._fault(f"returned an output that does not fit: {'; '.join(spec_faults(name, value, spec))}")
             if fault := plain_fault(value):
-                raise RegistryError(f"{self.plan.candidate} returned {name}, which {fault}")
+                raise self._fault(f"returned {name}, which {fault}")
             if any(overlap(value, argument) for argument in tensors_in(values)):
-                raise RegistryError(f"{self.plan.candidate} returned {name}, which shares memory with an argument")
+                raise self._fault(f"returned {name}, which shares memory with an argument")
+
+    def _fault(self, told: str) -> RegistryError:
+        """An error about what the implementation returned, with the line of its code."""
+        assert self.plan is not None
+        place = at_method(self.plan.candidate.implementation, "bind")
+        return RegistryError(f"{self.plan.candidate} {told}{place}", hint="the op's fake says what the outputs are")
 
 
 class ResizedAnswer(Resolved):

@@ -124,7 +124,7 @@ class CallGradients:
         try:
             return self._find(declared.op)
         except UnknownNameError as fault:
-            fault.args = (f"{self.op.name}: backward=Backward(...) names an {fault}",)
+            fault.args = (f"{self.op.name}: backward=Backward(...) at {declared.place} names an {fault}",)
             raise
 
     @cached_property

@@ -80,7 +80,7 @@ class AheadProcess:
             self._child = None
 
     def _answer(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """What the process says to a job, or how it ended. Raises TimeoutError if it says nothing."""
+        """The answer of the process to a job, or the way it ended. Raises TimeoutError without an answer in time."""
         seconds = self._limits.compile
         if self._child is None:
             seconds = self._limits.start

@@ -36,7 +36,7 @@ GATES: Mapping[object, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @constant_while_tracing
 def norm_offset(norm: type[torch.nn.Module], eps_name: str, cols: int) -> float | None:
-    """What a class of norms adds to its weight [cols].
+    """The number that a class of norms adds to its weight [cols], such as 1 for Gemma.
 
     None for a class that computes no RMS norm by the weight and the epsilon of that name alone.
     """
@@ -135,7 +135,7 @@ def _shell(kind: Any, attributes: Mapping[str, object]) -> Any:
 
 
 def _alone(prove: Callable[[], _Result]) -> _Result:
-    """What a proof finds in a thread, where none of the modes and transforms of the caller's is active."""
+    """The result of ``prove()`` in a thread of its own, where no mode and no transform of the caller is active."""
 
     def proved() -> _Result:
         with unrecorded():

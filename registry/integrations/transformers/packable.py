@@ -34,7 +34,7 @@ class Packable:
 
 
 def packable(model: torch.nn.Module, config: RegistryConfig, *, lm_head: bool) -> Packable:
-    """What of a model is packed in that format.
+    """The layers of a model that are packed in the format of ``config``.
 
     Raises InvalidArgumentError for weights that are not loaded or are spread over devices, for a model in a wrapper of
     data parallelism, and if there is no layer that is, or could be, packed.

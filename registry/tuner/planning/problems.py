@@ -93,9 +93,9 @@ class ProblemPlan:
 
     @cached_property
     def verified(self) -> tuple[tuple[Problem, Arguments], ...]:
-        """What a candidate is verified on beside the timed inputs, and may need other variants for.
+        """Problems and arguments on which a candidate is verified beside the timed ones: they may need other variants.
 
-        That is its twin, and kinds of inputs with other attributes than the timed ones, of the twin if there is one.
+        These are the twin, and kinds of inputs with other attributes than the timed ones, of the twin if there is one.
         """
         problem = self.problem if self.twin is None else self.twin[0]
         others = [(problem, arguments) for arguments in arguments_of_other_kinds(self.op, problem)]

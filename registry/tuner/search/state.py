@@ -100,7 +100,7 @@ class SearchState:
         return self._searcher.untried(candidate)
 
     def serve(self, built: Waiting) -> Waiting | None:
-        """Another problem's candidate on this problem, if exactly its variants run it here and it is wanted.
+        """A candidate compiled for another problem, for this one; None if it needs other variants or is not wanted.
 
         The candidate then counts as being tried: ``learn`` must tell its outcome.
         """

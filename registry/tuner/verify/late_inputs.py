@@ -126,7 +126,10 @@ def _table(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> 
 
 @lru_cache(maxsize=16)
 def _writer(device: Device) -> tuple[_Write | None, str]:
-    """What writes late on a device, and the fault where it should and cannot. Raises where memory is short."""
+    """The function that writes inputs late on a device, or None, with the fault where it cannot be had but should.
+
+    Raises the device's error where memory is short.
+    """
     if not launches_dependents(device):
         return None, ""
     try:

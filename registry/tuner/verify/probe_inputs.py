@@ -66,7 +66,7 @@ class Probe:
 
     @property
     def held(self) -> Iterator[torch.Tensor | Bounds | Surrounded]:
-        """What takes memory; probes share some of it."""
+        """Everything of a probe that takes memory, of which probes share some: tensors, bounds, surrounded outputs."""
         yield from tensors_in((*self.values, *self.pristine))
         yield from self.bounds
         yield from self.outputs

@@ -38,9 +38,9 @@ _OF_BACKENDS = (_INDUCTOR, "registry.")
 
 
 def preloads_of(plans: Iterable[ProblemPlan]) -> list[tuple[str, ...]]:
-    """What the plans' implementations want imported and called before processes are forked, for each kind of them.
+    """The ``preloads`` of the plans' implementations, to import and call before processes are forked, each once.
 
-    What backends want comes first: what libraries import may start threads, as pyarrow does, and then serves nobody.
+    Those of backends come first: a library's import may start threads, as pyarrow's does, and then serves nobody.
     """
     wanted = dict.fromkeys(tuple(choice.implementation.preloads) for plan in plans for choice in plan.supported)
     kinds = sorted(filter(None, wanted), key=lambda entries: not entries[0].startswith(_OF_BACKENDS))

@@ -196,9 +196,9 @@ def test_what_is_no_such_list_is_refused_also_after_hits(dispatcher: Dispatcher,
         call(parts, [1, 1, 1, 1])
         call([torch.ones(8)] * 8, [1] * 8)
     refused: list[tuple[tuple[Any, ...], str]] = [
-        ((parts, [1, 1, 1, True]), r"weights\[3\] must be a int, got True"),
-        ((parts, [1, 1, 1.0, 1]), r"weights\[2\] must be a int, got 1.0"),
-        ((parts, 1), "weights must be a int"),
+        ((parts, [1, 1, 1, True]), r"weights\[3\] must be an int, got True"),
+        ((parts, [1, 1, 1.0, 1]), r"weights\[2\] must be an int, got 1.0"),
+        ((parts, 1), "weights must be an int"),
         ((torch.stack(parts), [1] * 4), "parts must be a Tensor"),
         ((torch.ones(8, 8), [1] * 8), "parts must be a Tensor"),
         (([*parts[:3], None], [1] * 4), r"parts\[3\] must be a Tensor, got None"),

@@ -152,6 +152,18 @@ def test_memory_that_nobody_has_is_an_error_of_the_call(dispatcher: Dispatcher, 
         dispatcher.call("acme::soft", torch.randn(4, 4))
 
 
+def test_a_winner_that_fails_and_is_the_default_too_is_told_once(
+    dispatcher: Dispatcher, told: Any, publish: Any
+) -> None:
+    dispatcher.register(told("a.broken", 9.0, bind_fault=RuntimeError("no luck"), blocks=lambda problem: [1]))
+    publish({"rows": 4, "cols": 16, "dtype": "float32"}, "a.broken", {"block": 1})
+    x = torch.randn(5, 16)
+    with pytest.warns(DispatchWarning, match="no luck"):
+        dispatcher.call("softmax", x)
+    missed = [line for line in str(dispatcher.explain("softmax", x)).splitlines() if "missed" in line]
+    assert len([line for line in missed if "no luck" in line]) == 1
+
+
 @pytest.mark.parametrize("fault", LOST.values(), ids=LOST)
 @pytest.mark.parametrize("hit", [False, True])
 @pytest.mark.few(4)

@@ -212,8 +212,8 @@ def test_inductor_compiles_around_it(dispatcher: Dispatcher, add: Any) -> None:
         [
             (*case, dynamic)
             for case in (
-                (("last",), "^softmax: dim must be a int, got 'last'"),
-                ((True,), "^softmax: dim must be a int, got True"),
+                (("last",), "^softmax: dim must be an int, got 'last'"),
+                ((True,), "^softmax: dim must be an int, got True"),
                 ((0, 1), "^softmax: 3 positional arguments given, at most 2"),
             )
             for dynamic in (False, True)

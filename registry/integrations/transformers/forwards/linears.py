@@ -93,7 +93,7 @@ class PackedMember(MemberForward):
 
 
 class JointFacts(NamedTuple):
-    """What stays of joint tensors: rows of each layer, the product's op, if there is a bias, and a packed form.
+    """Facts of joint tensors that no call changes: rows of each layer, op, whether there is a bias, packed form.
 
     The form is ``(bits, group_size, shape, codebook, has zero points)``; None for a dense weight, and without one.
     """
@@ -337,9 +337,9 @@ def _parts_now(group: LinearGroup) -> list[torch.Tensor]:
 
 
 def _state(group: LinearGroup, x: torch.Tensor) -> Hashable:
-    """What a product of ``x`` depends on beside it: versions of all tensors, and whether it is recorded.
+    """A key of everything that a product of ``x`` depends on: versions of all tensors, and whether autograd records it.
 
-    In a trace: which one it is, since no other program knows what was written to tensors meanwhile.
+    In a trace the key holds the trace's number, since writes to tensors meanwhile are not known there.
     """
     if is_dynamo_compiling():
         return torch.is_grad_enabled(), version_of(x), trace_number()

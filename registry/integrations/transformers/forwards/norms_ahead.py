@@ -29,9 +29,9 @@ class NormsAhead(threading.local):
         self._operations = traced_operations()
 
     def take(self, norm: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | None:
-        """What ``norm`` is to return for ``x``, once; None if that was not computed.
+        """The result of ``norm`` for ``x`` if it was computed ahead, else None; each result is given once.
 
-        Nor is it after any other operation, of a hook for instance, since that may have written to ``x``.
+        None also after any other operation, of a hook for instance, since it may have written to ``x``.
         """
         if self._norm is not norm or self._x is not x or self._operations != traced_operations():
             return None

@@ -97,7 +97,7 @@ class ReadPacked(LayerOperation):
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Any]:
-        """Nothing for a packed layer; a weight that is not packed by its full name."""
+        """An empty mapping for a packed layer, which is put into the model; else the weight by its full name."""
         model, missing_keys, full_layer_name = kwargs["model"], kwargs.get("missing_keys"), kwargs["full_layer_name"]
         layer = full_layer_name.removesuffix(".weight")
         tensors = {_name(pattern): _only(given) for pattern, given in input_dict.items()}

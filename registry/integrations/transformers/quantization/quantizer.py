@@ -101,7 +101,7 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         return [*ours[:-1], *first, *ours[-1:], *others]
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> torch.dtype | None:
-        """None, the file's own, for packed tensors."""
+        """The dtype that transformers would load a tensor in; None, which keeps the file's, for packed tensors."""
         known: torch.dtype | None = None if is_ours(converter) else super().get_new_dtype(converter, param, dtype)
         return known
 

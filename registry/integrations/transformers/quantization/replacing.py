@@ -26,7 +26,7 @@ def packed_layers(model: torch.nn.Module) -> Iterator[tuple[str, PackedLayer]]:
 
 
 def form_of(layer: PackedLinear) -> PackedForm:
-    """What the state of a packed layer does not tell; a group of all of K is -1."""
+    """The form of a packed layer, which its state does not hold; the group size of one group for all of K is -1."""
     size = layer.group_size if layer.group_size in GROUP_SIZES else -1
     activations = layer.activations if isinstance(layer, PackedA8Linear) else None
     return PackedForm(layer.bits, size, layer.codebook, activations)

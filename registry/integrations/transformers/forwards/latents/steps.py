@@ -69,7 +69,7 @@ class LatentStep:
         return self._attended(query.squeeze(2), rows.squeeze(1), seen, weight, scaling)
 
     def _rows(self, latent: torch.Tensor, rotated: torch.Tensor) -> torch.Tensor:
-        """Both side by side: a cache's own memory, unless the cache has returned a part of it."""
+        """Latents and rotated parts side by side: the cache's memory, or a copy if the cache has returned a part."""
         own = None if self._cached is None else self._cached.rows
         return torch.cat((latent, rotated), -1) if own is None or own.shape[:3] != latent.shape[:3] else own
 

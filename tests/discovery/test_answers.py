@@ -1,0 +1,80 @@
+"""What an implementation says of its own tensors: of another form, or of a name that is taken, it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from registry import Config, Device, Implementation, InvalidDefinitionError, Problem, TensorSpec
+from registry.artifact import Built
+from registry.discovery.catalog import Catalog
+from registry.dispatch.dispatcher import Dispatcher
+from registry.errors import WrongAnswerError
+from registry.implementation import Run
+
+SPEC = TensorSpec.contiguous((2,), torch.float32)
+
+
+class Own(Implementation):
+    """rms_norm with tensors of its own, as the test says."""
+
+    op, name = "rms_norm", "a.own"
+    device_types = frozenset({"cpu"})
+    weights: ClassVar[Any] = {}
+    temporary: ClassVar[Any] = {}
+    made: ClassVar[Any] = None
+
+    def prepared(self, problem: Problem, config: Config) -> Mapping[str, tuple[str, ...]]:
+        return self.weights  # type: ignore[no-any-return]
+
+    def prepare(self, name: str, values: tuple[Any, ...], problem: Problem, config: Config) -> torch.Tensor:
+        return self.made  # type: ignore[no-any-return]
+
+    def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
+        return self.temporary  # type: ignore[no-any-return]
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        return lambda outputs, arguments, scratch: None
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "scratch: tensor": ({"temporary": {"s": torch.ones(2)}}, "a mapping of names to specs, e.g. "),
+    "scratch: list": ({"temporary": [SPEC]}, "a mapping of names to specs, e.g. "),
+    "scratch: nothing": ({"temporary": None}, "scratch() returned None, expected a mapping"),
+    "scratch: argument": ({"temporary": {"x": SPEC}}, "scratch() names a tensor 'x', as an argument of rms_norm is"),
+    "scratch: output": ({"temporary": {"y": SPEC}}, "scratch() names a tensor 'y', as an output of rms_norm is"),
+    "prepared: argument": (
+        {"weights": {"weight": ("weight",)}, "made": torch.ones(2)},
+        "prepared() names a tensor 'weight', as an argument of rms_norm is named: take another name",
+    ),
+    "prepared: scratch": (
+        {"weights": {"own": ("weight",)}, "made": torch.ones(2), "temporary": {"own": SPEC}},
+        "scratch() names a tensor 'own', as a prepared tensor of rms_norm is",
+    ),
+    "prepared: text": ({"weights": {"own": "weight"}}, 'a mapping of names to tuples of arguments, e.g. {"packed": ('),
+    "prepared: nothing": ({"weights": None}, "prepared() returned None, expected a mapping of names to tuples"),
+    "prepare: nothing": ({"weights": {"own": ("weight",)}}, "prepare('own') returned None, expected a tensor"),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), WRONG.values(), ids=list(WRONG))
+def test_tensors_of_its_own_that_cannot_be_are_told_with_their_line(
+    tmp_path: Path, given: dict[str, Any], message: str
+) -> None:
+    catalog = Catalog(entry_points=())
+    catalog.register(type("Wrong", (Own,), given)())
+    dispatcher = Dispatcher(catalog, database=str(tmp_path / "tuning.db"))
+    with dispatcher.using(rms_norm="a.own"), pytest.raises(WrongAnswerError) as raised:
+        dispatcher.call("rms_norm", torch.ones(3, 2), torch.ones(2))
+    assert message in str(raised.value)
+    assert f"{Path(__file__).name}:" in str(raised.value)
+
+
+def test_device_types_that_are_a_text_are_refused() -> None:
+    kind = type("Wrong", (Own,), {"device_types": "cpu"})
+    with pytest.raises(InvalidDefinitionError, match=r"device_types is a text, expected a set, .'cpu'."):
+        Catalog(entry_points=()).register(kind())
