@@ -38,6 +38,8 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     tensor_parallel: of_model.TensorParallel = 1,
     quantize: of_model.QuantizedAs = "none",
     group_size: of_model.GroupSize = of_model.GROUP_SIZE,
+    symmetric: of_model.Symmetric = False,
+    lm_head: of_model.LmHead = False,
     separate: of_model.Separate = False,
     page: of_model.Page = 0,
     training: of_model.Training = False,
@@ -70,8 +72,9 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     2 bad input, 130 interrupted.
     """
     model_options = of_model.ModelOptions(
-        model, batch, context, model_dtype, tensor_parallel, quantize, group_size, separate, page, training, save_shapes
-    )
+        model, batch, context, model_dtype, tensor_parallel, quantize, group_size, symmetric, lm_head, separate, page,
+        training, save_shapes,
+    )  # fmt: skip
     request = TuneRequest(
         shapes=shapes, model=model_options, misses=from_misses, ops=tuple(split("--op", op)),
         implementations=tuple(split("--implementations", implementations)), device=device, db=db, budget=budget,

@@ -71,6 +71,8 @@ def plan(  # noqa: PLR0913, PLR0917  (an option each)
     tensor_parallel: of_model.TensorParallel = 1,
     quantize: of_model.QuantizedAs = "none",
     group_size: of_model.GroupSize = of_model.GROUP_SIZE,
+    symmetric: of_model.Symmetric = False,
+    lm_head: of_model.LmHead = False,
     separate: of_model.Separate = False,
     page: of_model.Page = 0,
     training: of_model.Training = False,
@@ -102,8 +104,9 @@ def plan(  # noqa: PLR0913, PLR0917  (an option each)
     from ...tuner.options import TuneOptions
 
     told_model = of_model.ModelOptions(
-        model, batch, context, model_dtype, tensor_parallel, quantize, group_size, separate, page, training, None
-    )
+        model, batch, context, model_dtype, tensor_parallel, quantize, group_size, symmetric, lm_head, separate, page,
+        training, None,
+    )  # fmt: skip
     check_source(shapes, told_model, misses=from_misses)
     ops, names, models = split("--op", op), split("--implementations", implementations), split("--gpus", gpus)
     catalog = catalog_with(plugin)

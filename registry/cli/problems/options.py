@@ -54,9 +54,9 @@ TensorParallel = Annotated[
 QuantizedAs = Annotated[
     str,
     typer.Option(
-        "--quantize", metavar="none|int4|int8|fp8|w8a8|w4a8",
+        "--quantize", metavar="none|int8|int4|int2|int1|nf4|fp8|w8a8|w4a8",
         help="With --model: how the weights of its layers are held, and with fp8 (float8), w8a8 and w4a8 (int8) what"
-        " activations are rounded to; the head is not quantised.",
+        " activations are rounded to; the head is not quantised without --lm-head.",
     ),
 ]  # fmt: skip
 GroupSize = Annotated[
@@ -65,7 +65,16 @@ GroupSize = Annotated[
         "--group-size",
         metavar="K",
         parser=whole_number,
-        help="With --quantize int4, int8 or w4a8: weights that share a scale.",
+        help="With --quantize, but fp8 and w8a8: weights that share a scale.",
+    ),
+]
+Symmetric = Annotated[
+    bool, typer.Option("--symmetric", help="With --quantize, but fp8 and w8a8: packed weights without zero points.")
+]
+LmHead = Annotated[
+    bool,
+    typer.Option(
+        "--lm-head", help="With --quantize: the head, too, as apply's lm_head packs it where its weight is not tied."
     ),
 ]
 Separate = Annotated[
@@ -106,6 +115,8 @@ class ModelOptions:
     tensor_parallel: int
     quantize: str
     group_size: int
+    symmetric: bool
+    lm_head: bool
     separate: bool
     page: int
     training: bool
@@ -121,6 +132,8 @@ class ModelOptions:
             "--tensor-parallel": self.tensor_parallel != 1,
             "--quantize": self.quantize != "none",
             "--group-size": self.group_size != GROUP_SIZE,
+            "--symmetric": self.symmetric,
+            "--lm-head": self.lm_head,
             "--separate": self.separate,
             "--page": self.page,
             "--training": self.training,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 from ...errors import RegistryError, UnknownNameError
-from .options import ModelOptions, sizes
+from .options import GROUP_SIZE, ModelOptions, sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,16 +97,34 @@ def _workload(told: ModelOptions, dtype: str) -> Workload:
         raise RegistryError(f"--quantize {told.quantize!r:.40}", hint=f"expected one of {', '.join(kinds)}")
     if told.group_size < 1:
         raise RegistryError(f"--group-size {told.group_size}", hint="expected a positive whole number, e.g. 128")
+    _refuse_unused(told)
     return Workload(
         batch=sizes("--batch", told.batch, Workload.batch),
         context=sizes("--context", told.context, Workload.context),
         dtype=told.dtype or dtype,
         quantize=cast("Quantization", told.quantize),
         group_size=told.group_size,
+        symmetric=told.symmetric,
+        lm_head=told.lm_head,
         separate=told.separate,
         page=told.page,
         training=told.training,
     )
+
+
+def _refuse_unused(told: ModelOptions) -> None:
+    """Raise RegistryError for options that the model, as it is to run, has no use for."""
+    unused: dict[str, str] = {}
+    packed = told.quantize not in ("none", "fp8", "w8a8")
+    for name, given in (("--group-size", told.group_size != GROUP_SIZE), ("--symmetric", told.symmetric)):
+        if given and not packed:
+            unused[name] = f"--quantize {told.quantize}"
+    if told.lm_head and told.quantize == "none":
+        unused["--lm-head"] = "--quantize none"
+    if told.page and told.training:
+        unused["--page"] = "--training"
+    for name, beside in unused.items():
+        raise RegistryError(f"{name} beside {beside}, which has no use for it", hint=f"leave {name} out")
 
 
 def _remarks(told: ModelOptions, workload: Workload) -> tuple[str, ...]:
@@ -116,7 +134,8 @@ def _remarks(told: ModelOptions, workload: Workload) -> tuple[str, ...]:
 
     batch, context = (", ".join(map(str, each)) for each in (workload.batch, workload.context))
     kind = "a training step" if workload.training else f"a prompt and {NEW_TOKENS} new tokens"
-    form = "" if workload.quantize == "none" else f", layers in {workload.quantize}"
+    layers = "layers and head" if workload.lm_head else "layers"
+    form = "" if workload.quantize == "none" else f", {layers} in {workload.quantize}"
     form += f", one of {told.tensor_parallel} GPUs" if told.tensor_parallel > 1 else ""
     return (
         f"Derived by kernel-registry {__version__} from {told.model}: {kind}, {workload.dtype}{form}",

@@ -15,11 +15,16 @@ from ..checks import shape_text
 _MORE = ("normalized_shape", "offset")
 
 
+def default_eps(dtype: torch.dtype) -> float:
+    """Torch's epsilon for an rms_norm without one: the distance of 1 from the next number, for halves in float32."""
+    return torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+
+
 def rms_norm_forms(given: dict[str, Any]) -> CanonicalCall | None:
     """rms_norm without a weight, with ``offset`` (``x / rms * (offset + weight)``), or over several dimensions.
 
     The normalised dimensions are the weight's, or ``normalized_shape``, as in torch. ``offset`` is 1 for Gemma's
-    weights; the sum is in float32. ``eps=None`` is torch's default, the distance of 1 from x's next number.
+    weights; the sum is in float32. ``eps=None`` is torch's default, ``default_eps``.
     """
     weight, asked = given.get("weight"), any(name in given for name in _MORE)
     one = isinstance(weight, torch.Tensor) and weight.dim() < 2
@@ -31,7 +36,7 @@ def rms_norm_forms(given: dict[str, Any]) -> CanonicalCall | None:
     shape, offset = _normalised_shape("rms_norm", given, "weight"), _offset(given, weight)
     if given.get("eps", 0.0) is None:
         # of other dtypes any number will do: the op refuses them
-        given["eps"] = torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0
+        given["eps"] = default_eps(x.dtype) if x.is_floating_point() else 0.0
     if weight is None:
         given["weight"] = x.new_ones(math.prod(shape))
     else:

@@ -11,6 +11,8 @@ import torch
 from torch.fx import Node
 from torch.nn import functional
 
+from ...contracts.forms.norms import default_eps
+
 OPS = ("softmax", "rms_norm", "layer_norm", "linear", "attention")
 """The ops that are recognised."""
 
@@ -72,9 +74,10 @@ def _softmax(node: Node) -> Match:
 
 def _rms_norm(node: Node) -> Match:
     given = _given(node, ("input", "normalized_shape", "weight", "eps"), weight=None, eps=None)
-    if len(given["normalized_shape"]) != 1 or given["weight"] is None or not isinstance(given["eps"], float):
+    eps = default_eps(tensor_of(given["input"]).dtype) if given["eps"] is None else given["eps"]
+    if len(given["normalized_shape"]) != 1 or given["weight"] is None or not isinstance(eps, float):
         raise NotTheOp("the op has one dimension, a weight and an eps")
-    return Match("rms_norm", node, (given["input"], given["weight"], given["eps"]))
+    return Match("rms_norm", node, (given["input"], given["weight"], eps))
 
 
 def _layer_norm(node: Node) -> Match:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from ...problem import Value
 from .description import Attention, Decoder, Experts, FeedForward, Layer, Product
@@ -19,6 +20,8 @@ Called = tuple[str, Mapping[str, Value]]
 CalledKey = tuple[str, tuple[tuple[str, Value], ...]]
 """A ``Called`` that can be counted."""
 
+_PACKED = ("int8", "int2", "int1", "nf4")
+"""Quantised models whose layers call an op of that name, of packed weights with any zero points, and a bias."""
 _PACKED_EXPERTS = ("int4", "w4a8")
 """Quantised models whose experts have packed weights, and whole activations."""
 _SCALED = ("fp8", "w8a8")
@@ -63,7 +66,7 @@ class _Step:
         for vocabulary in tables:
             dims: Dims = {"cols": decoder.hidden, "vocabulary": vocabulary, "dtype": self._dtype}
             yield from self._with_backward("embedding", {"rows": self._tokens, **dims})
-        head = decoder.head
+        head = replace(decoder.head, dense=False) if self._workload.lm_head else decoder.head
         loss: Dims = {"rows": self._tokens, "cols": head.outputs, "reduction": "mean", "dtype": self._dtype}
         if self._training and not decoder.changes_logits:
             fused: Dims = {**loss, "k": head.inputs, "bias": head.bias}
@@ -246,22 +249,28 @@ class _Step:
         sizes: Dims = {"m": m, "n": product.outputs, "k": product.inputs}
         kind = "none" if product.dense else self._workload.quantize
         group = min(self._workload.group_size, product.inputs)
+        symmetric = self._workload.symmetric
         if kind == "int4":
-            yield "gemm_int4", {**sizes, "group_size": group, "bits": 4, "symmetric": False, "dtype": self._dtype}
-        elif kind == "int8":
-            form: Dims = {"group_size": group, "zeros": "integer", "act_order": False}
-            yield "gemm_int8", {**sizes, **form, "bias": product.bias, "dtype": self._dtype}
+            yield "gemm_int4", {**sizes, "group_size": group, "bits": 4, "symmetric": symmetric, "dtype": self._dtype}
+        elif kind in _PACKED:
+            form: Dims = {"group_size": group, "zeros": self._zeros(kind), "act_order": False}
+            yield f"gemm_{kind}", {**sizes, **form, "bias": product.bias, "dtype": self._dtype}
         elif kind in _ROUNDED:
             rounded = _ROUNDED[kind]
             yield self._rounding(m, product.inputs)
             if kind == "w4a8":
-                held: Dims = {"group_size": group, "activation": rounded, "zeros": "integer", "act_order": False}
+                zeros = self._zeros(kind)
+                held: Dims = {"group_size": group, "activation": rounded, "zeros": zeros, "act_order": False}
                 yield "gemm_w4a8", {**sizes, **held, "static": False, "bias": product.bias, "dtype": self._dtype}
             else:
                 scaled: Dims = {"scales": "row", "bias": product.bias, "out_dtype": self._dtype, "dtype": rounded}
                 yield "scaled_mm", {**sizes, **scaled}
         else:
             yield from self._differentiated("linear", {**sizes, "bias": product.bias, "dtype": self._dtype})
+
+    def _zeros(self, kind: str) -> str:
+        """The kind of zero points of packed weights: none of levels of a codebook."""
+        return "none" if self._workload.symmetric or kind == "nf4" else "integer"
 
     def _rounding(self, m: int, k: int) -> Called:
         """The call that rounds activations, with a scale for each of ``m`` rows."""
@@ -273,7 +282,8 @@ class _Step:
             rounded = _ROUNDED[self._workload.quantize]
             yield "grouped_scaled_mm", {**dims, "out_dtype": self._dtype, "dtype": rounded}
         elif self._workload.quantize in _PACKED_EXPERTS:
-            form: Dims = {"group_size": min(self._workload.group_size, int(dims["k"])), "zeros": "integer"}
+            zeros = self._zeros(self._workload.quantize)
+            form: Dims = {"group_size": min(self._workload.group_size, int(dims["k"])), "zeros": zeros}
             yield "grouped_gemm_int4", {**dims, **form, "dtype": self._dtype}
         else:
             yield from self._differentiated("grouped_gemm", {**dims, "dtype": self._dtype})

@@ -8,16 +8,16 @@ from typing import Literal
 NEW_TOKENS = 128
 """Tokens that a request makes, for the weights: each decode step counts so often, the prompt once."""
 
-Quantization = Literal["none", "int4", "int8", "fp8", "w8a8", "w4a8"]
+Quantization = Literal["none", "int8", "int4", "int2", "int1", "nf4", "fp8", "w8a8", "w4a8"]
 
 
 @dataclass(frozen=True)
 class Workload:
     """How a model runs: sequences at once, their lengths in tokens, dtype, quantisation of its layers' weights.
 
-    ``page``: slots of a page of the cache, 0 for a cache in rows. ``separate``: layers of one input stay apart, as the
-    model has them. ``training``: forward and backward over sequences of ``context`` tokens, instead of a prompt and new
-    tokens.
+    ``symmetric``: packed weights have no zero points. ``lm_head``: the output layer is quantised, too. ``page``: slots
+    of a page of the cache, 0 for a cache in rows. ``separate``: layers of one input stay apart, as the model has them.
+    ``training``: forward and backward over sequences of ``context`` tokens, instead of a prompt and new tokens.
     """
 
     batch: tuple[int, ...] = (1, 16)
@@ -25,6 +25,8 @@ class Workload:
     dtype: str = "bfloat16"
     quantize: Quantization = "none"
     group_size: int = 128
+    symmetric: bool = False
+    lm_head: bool = False
     page: int = 0
     separate: bool = False
     training: bool = False

@@ -29,6 +29,16 @@ def test_a_plan_may_be_repeated_and_its_jobs_are_shown(planned: Command, shapes:
     assert [(one["device"], one["queued"]) for one in status["jobs"]] == [("NVIDIA H100", 1), ("NVIDIA H200", 1)]
 
 
+def test_a_models_problems_are_queued(command: Command) -> None:
+    told = command(
+        "registry", "fleet", "plan", "--gpus", "NVIDIA H200", "--model", "llama-3.1-8b", "--batch", 1, "--context", 64,
+        "--quantize", "nf4", "--lm-head", "--op", "gemm_nf4", "--json",
+    )  # fmt: skip
+    assert told.code == 0, told.err
+    # four products of a layer for a prompt and for a token, and the head's for a token
+    assert json.loads(told.out)["problems"] == 9
+
+
 def test_a_worker_without_jobs_for_its_device_leaves(planned: Command) -> None:
     told = planned("registry", "fleet", "work", "--device", "cpu")
     assert (told.code, told.out.splitlines()[-1]) == (0, "left after 0 jobs")

@@ -173,3 +173,11 @@ def test_a_form_that_is_wrong_says_why(op: str, args: Any, attributes: dict[str,
 def test_arguments_of_no_form_are_refused_as_ever(op: str, args: Any, attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentTypeError, match=f"^{op}: {message}"):
         registry.call(op, *args, **attributes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_norm_without_an_eps_has_torchs_where_it_decides(dtype: torch.dtype) -> None:
+    x, weight = (torch.randn(4, 64) * 1e-3).to(dtype), torch.ones(64, dtype=dtype)
+    expected = torch.nn.functional.rms_norm(x, (64,), weight)
+    found = registry.call("rms_norm", x, weight, eps=None)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=1e-3)

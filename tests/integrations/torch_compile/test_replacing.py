@@ -118,6 +118,14 @@ def captured(program: Callable[..., Any], *args: torch.Tensor, **options: Any) -
     return graph
 
 
+def test_a_norm_of_torch_without_an_eps_has_its_default(tmp_path: Path, report: torch_compile.Replacements) -> None:
+    norm = torch.nn.RMSNorm(64)
+    x = torch.randn(4, 64) * 1e-4  # so small that eps decides
+    with serving(winner(tmp_path, "rms_norm")), torch.no_grad():
+        close(torch.compile(norm, fullgraph=True)(x), norm(x))
+    assert report.replaced == {"rms_norm(4x64, 64)": 1}
+
+
 def calls(graph: torch.fx.Graph) -> list[str]:
     """The names of the registry's operators in a graph."""
     targets = [node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +141,16 @@ def test_what_computes_something_else_is_left_with_the_reason() -> None:
     assert norm.startswith("norm: it computes something else: an error of")
     assert "gated MLP: its activation function is neither silu nor gelu" in report.left
     assert report.left["gated MLP: its activation function is neither silu nor gelu"] == ["model.layers.0.mlp"]
+
+
+def test_the_error_of_a_norm_that_is_left_is_told_of_both_forms() -> None:
+    # transformers' norm of float64 activations is in float32: an error of 1e-7, where Gemma's form is far off
+    norm = tiny("llama").model.norm.double()
+    (reason, *_) = apply(torch.nn.Sequential(norm)).left
+    plain, gemma = re.findall(r"an error of ([0-9.e+-]+) where the largest", reason)
+    assert 1e-9 < float(plain) < 1e-6
+    assert float(gemma) > 0.1
+    assert "; with 1 + its weight it computes something else" in reason
 
 
 def test_a_layer_norm_with_a_forward_of_its_own_is_left() -> None:

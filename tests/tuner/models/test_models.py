@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -15,7 +15,7 @@ from registry.problem import Problem
 from registry.tuner.models.derive import Derived, derive, described
 from registry.tuner.models.names import config_of, names
 from registry.tuner.models.reading import decoder_of
-from registry.tuner.models.workload import NEW_TOKENS, Workload
+from registry.tuner.models.workload import NEW_TOKENS, Quantization, Workload
 from registry.tuner.shapes.shapes import read_shapes
 from registry.tuner.shapes.written import write_shapes
 
@@ -142,6 +142,25 @@ def test_quantised_layers_call_the_ops_of_their_weights_and_the_head_does_not(bo
     assert counted(experts, "linear", "m", "n")[1, 8] == 32 * NEW_TOKENS
     with pytest.raises(InvalidArgumentError, match="no gradient"):
         derived(box, "llama-3.1-8b", Workload(quantize="int4", training=True))
+
+
+@pytest.mark.parametrize("kind", [one for one in get_args(Quantization) if one != "none"])
+def test_a_head_is_quantised_as_the_layers_where_it_is_asked_for(box: Catalog, kind: Quantization) -> None:
+    found = derived(box, "llama-3.1-8b", Workload((1,), (64,), quantize=kind, lm_head=True))
+    assert "linear" not in found.shapes.problems
+    op = {"fp8": "scaled_mm", "w8a8": "scaled_mm"}.get(kind, f"gemm_{kind}")
+    products = counted(found, op, "m", "n", "k")
+    assert products[1, 128256, 4096] == 1 + NEW_TOKENS
+    assert products[1, 28672, 4096] == 32 * NEW_TOKENS
+
+
+def test_symmetric_weights_have_no_zero_points(box: Catalog) -> None:
+    for kind in ("int8", "int2", "int1", "nf4", "w4a8"):
+        found = derived(box, "llama-3.1-8b", Workload((1,), (64,), quantize=kind, symmetric=True))
+        assert {zeros for (zeros,) in counted(found, f"gemm_{kind}", "zeros")} == {"none"}
+    int4 = derived(box, "mixtral-8x7b-v0.1", Workload((1,), (64,), quantize="int4", symmetric=True))
+    assert {symmetric for (symmetric,) in counted(int4, "gemm_int4", "symmetric")} == {True}
+    assert {zeros for (zeros,) in counted(int4, "grouped_gemm_int4", "zeros")} == {"none"}
 
 
 def test_experts_are_one_op_in_inference_and_grouped_products_in_training(box: Catalog) -> None:

@@ -86,15 +86,17 @@ def replace_norm(module: torch.nn.Module) -> str | None:
     )
     if weight is None or eps is None:
         return None
-    told = ""
+    reasons: dict[str, str] = {}
     for offset in OFFSETS:
         told = disagreement(module.forward, lambda x, by=offset: normed(x, weight, eps, by), len(weight), weight)  # type: ignore[misc]
         if not told:
             told = other_forward(module)
             if not told:
                 swap(module, RmsNormForward, (eps, offset), shifted=None)
-            break
-    return told
+            return told
+        # an error of one form tells nothing of a norm that is nearly the other
+        reasons.setdefault(told, f"with {offset:g} + its weight " if offset else "")
+    return "; ".join(f"{form}{reason}" for reason, form in reasons.items())
 
 
 def _only_weight(module: torch.nn.Module) -> torch.Tensor | None:

@@ -54,10 +54,14 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
         self.quant_method = METHOD  # type: ignore[assignment, unused-ignore]
         self.bits, self.group_size, self.symmetric, self.codebook = bits, group_size, symmetric, codebook
         self.modules_to_not_convert = modules_to_not_convert
-        self.modules = {name: dict(form) for name, form in (modules or {}).items()}
+        self.modules = _settings_by_name("modules", modules)
         self.activations = activations
-        self.experts = {name: dict(form) for name, form in (experts or {}).items()}
+        self.experts = _settings_by_name("experts", experts)
         source = others.pop("source", None)
+        if source is not None and not isinstance(source, Mapping):
+            raise InvalidArgumentError(
+                f"RegistryConfig: source={source!r}", hint="expected the quantization_config of another library, a dict"
+            )
         self.source = None if source is None else dict(source)
         others = {name: value for name, value in others.items() if (name, value) != ("quant_method", METHOD)}
         if others:
@@ -131,6 +135,18 @@ class RegistryConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-igno
                 f"RegistryConfig: source has quant_method={method_of(self.source)!r}",
                 hint=f"expected the quantization_config of one of {', '.join(FOREIGN)}",
             )
+
+
+def _settings_by_name(name: str, given: object) -> dict[str, dict[str, Any]]:
+    """A copy of a config's settings of layers or experts; raises InvalidArgumentError for what is none."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(form, Mapping) for form in given.values()):
+        raise InvalidArgumentError(
+            f"RegistryConfig: {name}={given!r}",
+            hint="expected settings by a module's name, as save_pretrained writes them",
+        )
+    return {key: dict(form) for key, form in given.items()}
 
 
 def _one_of(name: str, value: object, supported: tuple[object, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -34,6 +34,19 @@ def test_a_packed_gpt2_calls_the_derived_products(tmp_path: Path) -> None:
         model.generate(torch.arange(3, 27).view(3, 8), max_new_tokens=2, do_sample=False, eos_token_id=None)
     found = derive(described(str(tmp_path)), Workload((3,), (8,), quantize="int4"), catalog, ["gemm_int4"])
     assert set(read_shapes(recorded, catalog, ["gemm_int4"]).all) == set(found.shapes.all)
+
+
+@pytest.mark.parametrize("kind", ["int4", "nf4", "int2"])
+def test_a_model_with_a_packed_head_calls_the_derived_products(kind: Any, tmp_path: Path) -> None:
+    plain = llama(num_hidden_layers=1, attention_bias=False).bfloat16().eval()
+    plain.save_pretrained(tmp_path)
+    apply(plain, quantize=kind, group_size=32, symmetric=True, lm_head=True)
+    recorded, catalog, op = tmp_path / "recorded.yaml", Catalog(), f"gemm_{kind}"
+    with registry.record(recorded), torch.no_grad():
+        plain.generate(torch.arange(3, 27).view(3, 8), max_new_tokens=2, do_sample=False, eos_token_id=None)
+    workload = Workload((3,), (8,), quantize=kind, group_size=32, symmetric=True, lm_head=True)
+    found = derive(described(str(tmp_path)), workload, catalog, [op])
+    assert set(read_shapes(recorded, catalog, [op]).all) == set(found.shapes.all)
 
 
 @pytest.mark.thorough

@@ -37,6 +37,10 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"grp_size": 64}, r"grp_size=64\n  expected .*group_size"),
     ({"quant_method": "gptq"}, "quant_method='gptq'"),
     ({"experts": {"mlp.experts": {"group_size": 32, "zeros": "none"}}}, r"experts\['mlp.experts'\]\.zeros='none'"),
+    ({"experts": {"mlp.experts": 4}}, r"experts={'mlp.experts': 4}\n  expected settings by a module's name"),
+    ({"modules": {"mlp": 8}}, r"modules={'mlp': 8}\n  expected settings by a module's name"),
+    ({"modules": ["mlp"]}, r"modules=\['mlp'\]"),
+    ({"source": "gptq"}, "source='gptq'"),
     ({"source": {"quant_method": "hqq"}}, r"source has quant_method='hqq'\n  expected .*gptq, awq"),
 ]
 
