@@ -25,10 +25,10 @@ from registry.problem import Problem, TensorSpec
 from registry.space import Config
 from registry.tuner.measure import copy_floor, device_samplers, interleaving, rotation, samplers, sampling, stack
 from registry.tuner.measure import series as measure
-from registry.tuner.verify import probes, session, timed, verify
+from registry.tuner.verify import probes, renewed, session, timed, verify
 from registry.tuner.verify import verdicts as checks
 from registry.tuner.verify.verdicts import WrongError
-from registry.tuner.workers import dictionary_writes, worker
+from registry.tuner.workers import dictionary_writes, settings, worker
 from registry.tuner.workers.integrity import WATCHED, Integrity, Trust, _Part
 
 HERE = __name__.partition(".")[0]
@@ -108,6 +108,53 @@ def test_a_name_that_comes_to_hide_another_later_is_found(
     assert integrity.restore() == []
     monkeypatch.setattr(builtins, "as_told", lambda: 1, raising=False)
     assert [replaced.name.rpartition(".")[2] for replaced in integrity.restore()] == ["as_told"]
+    assert integrity.restore() == []
+
+
+def test_other_code_in_a_function_is_found_and_put_back(integrity: Integrity) -> None:
+    function = Bounds.holding
+    was = function.__code__
+    function.__code__ = (lambda self, output: torch.ones((), dtype=torch.bool)).__code__
+    (found,) = integrity.restore()
+    assert (found.name.rpartition(".")[2], found.owner.rpartition(".")[2] != "") == ("holding", True)
+    assert (Bounds.holding, function.__code__) == (function, was)
+    assert integrity.restore() == []
+
+
+def test_other_defaults_of_a_function_are_found_and_put_back(integrity: Integrity) -> None:
+    was = verify.verify_timed.__kwdefaults__
+    verify.verify_timed.__kwdefaults__ = {"alone": False}
+    assert [replaced.name.rpartition(".")[2] for replaced in integrity.restore()] == ["verify_timed"]
+    assert verify.verify_timed.__kwdefaults__ is was
+    assert integrity.restore() == []
+
+
+@pytest.mark.parametrize("name", ["_BOUND", "_TOLD"])
+def test_constants_of_our_own_modules_are_put_back(integrity: Integrity, name: str) -> None:
+    was = getattr(renewed, name)
+    setattr(renewed, name, 1e9)
+    assert [replaced.name.rpartition(".")[2] for replaced in integrity.restore()] == [name]
+    assert getattr(renewed, name) == was
+    assert integrity.restore() == []
+
+
+def test_tables_are_put_back(integrity: Integrity) -> None:
+    table: Any = settings.SETTINGS
+    was = table.pop("timers")
+    assert [replaced.name.rpartition(".")[2] for replaced in integrity.restore()] == ["SETTINGS"]
+    assert table["timers"] is was
+    assert integrity.restore() == []
+
+
+def test_numbers_of_a_tolerance_are_put_back(integrity: Integrity) -> None:
+    rtol = dict(SQUARE.tolerance.rtol)
+    own = dataclasses.replace(SQUARE.tolerance, rtol=rtol)
+    op = dataclasses.replace(SQUARE, tolerance=own)
+    integrity.keep(op, [])
+    assert integrity.restore() == []
+    rtol["float32"] = torch.inf
+    assert [replaced.name for replaced in integrity.restore()] == ["square.tolerance.rtol"]
+    assert rtol == SQUARE.tolerance.rtol
     assert integrity.restore() == []
 
 
