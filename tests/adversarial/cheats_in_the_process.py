@@ -349,6 +349,22 @@ class MakesErrorsOfWarnings(Square):
         warnings.simplefilter("error")
 
 
+def _multiplied(x: torch.Tensor, y: torch.Tensor) -> None:
+    torch.mul(x, x, out=y)
+
+
+class LeavesItToAFunction(Square):
+    """Honest, with a function of the module, which it replaces itself once."""
+
+    name = "process.function"
+
+    def changes(self) -> None:
+        globals()["_multiplied"] = lambda x, y: torch.mul(x, x, out=y)
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        _multiplied(x, y)
+
+
 class LeavesAutocast(Square):
     name = "process.autocast"
 

@@ -13,7 +13,7 @@ PROBLEMS = (
     Problem("square", {"n": 20_002, "dtype": "float32"}),
     Problem("gelu", {"n": 20_002, "dtype": "float32", "approximate": "none"}),
 )
-RIGHT = ("honest", "gelu")
+RIGHT = ("honest", "gelu", "function")
 REFUSED = {
     "dispatch_mode": "it sets torch's modes to (0, 1)",
     "function_mode": "it sets torch's modes to (1, 0)",

@@ -66,6 +66,7 @@ _LIBRARY: tuple[ModuleType, ...] = (
     torch.special,
     torch.linalg,
 )
+_LIBRARY_NAMES = frozenset(module.__name__ for module in _LIBRARY) | {"torch", "torch.cuda"}
 _TORCH: tuple[ModuleType | type, ...] = (
     torch,
     torch.Tensor,
@@ -108,9 +109,21 @@ class _Part:
             if part in names and self._counts(part, value) and f"{name}.{part}" not in _NOT_OURS
         }
         self.tables = [(f"{name}.{part}", value, dict(value)) for part, value in self._tables_among(now)]
+        self._remember()
+
+    def _remember(self) -> None:
         parts = tuple(self._callables)
         self._values = _Values(*parts) if len(parts) > 1 else lambda now: tuple(now[part] for part in parts)
         self._were = tuple(self._callables.values())
+
+    @property
+    def _is_strangers(self) -> bool:
+        """Whether it is a module of a plugin."""
+        return (
+            isinstance(self.place, ModuleType)
+            and self._name not in _LIBRARY_NAMES | {"__main__"}
+            and not (self._name.startswith(WATCHED))
+        )
 
     def _counts(self, part: str, value: Any) -> bool:
         is_constant = self._name.startswith(WATCHED) and isinstance(self.place, ModuleType) and _is_capital(part)
@@ -155,9 +168,16 @@ class _Part:
         """Undo replacements; yields each."""
         now = vars(self.place)
         self._names = tuple(now)
-        for part, was in self._callables.items():
-            if now.get(part) is not was:
-                yield Replaced(f"{self._name}.{part}", _owner(now.get(part)))
+        for part, was in list(self._callables.items()):
+            if now.get(part) is was:
+                continue
+            owner = _owner(now.get(part))
+            if self._is_strangers and owner in {"", _top(self._name)}:
+                # a plugin may replace its own functions, e.g. when it has loaded what they are made of
+                del self._callables[part]
+                self._remember()
+            else:
+                yield Replaced(f"{self._name}.{part}", owner)
                 self._put_back(part, was)
         hides_names = isinstance(self.place, type) or self._name.startswith(WATCHED)
         self._may_hide = tuple(part for part in self._names if hides_names and part not in self._first_names)
@@ -197,15 +217,21 @@ class Integrity:
         self._tables: list[tuple[str, dict[Any, Any], dict[Any, Any]]] = []
         """The name of each table, the table, and what it held."""
         self._kept: set[int] = set()
+        self._modules: set[str] = set()
+        """Names of the modules that are watched."""
         self._watch(_places())
+        self._modules = {part.place.__name__ for part in self._parts if isinstance(part.place, ModuleType)}
 
     def keep(self, op: Op, implementations: Iterable[Implementation]) -> None:
-        """Watch an op's contract, and the classes of its implementations, from now on."""
+        """Watch an op's contract, and the classes of its implementations and their modules, from now on."""
         if id(op) in self._kept:
             return
         self._kept.add(id(op))
         kinds = {kind for one in implementations for kind in type(one).__mro__[:-1]}
         self._watch((f"{kind.__module__}.{kind.__qualname__}", kind) for kind in kinds)
+        names = {kind.__module__ for kind in kinds} - self._modules
+        self._modules |= names
+        self._watch((name, sys.modules[name]) for name in names if name in sys.modules)
         tolerances = {f"{op.name}.{name}": found for name, found in vars(op).items() if isinstance(found, Tolerance)}
         contracts = [_Part(name, place) for name, place in {op.name: op, **tolerances}.items()]
         self._contracts += contracts

@@ -6,6 +6,7 @@ import builtins
 import dataclasses
 import inspect
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from types import ModuleType
@@ -176,6 +177,28 @@ def test_methods_of_an_implementation_are_put_back(integrity: Integrity, monkeyp
     monkeypatch.setattr(Ours, "bind", lambda *_: None)
     assert [replaced.name.rpartition(".")[2] for replaced in integrity.restore()] == ["bind"]
     assert integrity.restore() == []
+
+
+def _multiplied(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+def test_functions_of_an_implementations_module_are_put_back(integrity: Integrity) -> None:
+    was, here = _multiplied, vars(sys.modules[__name__])
+    integrity.keep(SQUARE, [Ours()])
+    assert integrity.restore() == []
+    here["_multiplied"] = statistics.mean
+    assert [str(replaced) for replaced in integrity.restore()] == [f"{__name__}._multiplied by statistics"]
+    assert here["_multiplied"] is was
+    assert integrity.restore() == []
+
+
+def test_a_plugin_may_replace_functions_of_its_own(integrity: Integrity, monkeypatch: pytest.MonkeyPatch) -> None:
+    integrity.keep(SQUARE, [Ours()])
+    assert integrity.restore() == []
+    for _ in range(2):
+        monkeypatch.setitem(vars(sys.modules[__name__]), "_multiplied", lambda x: x)
+        assert integrity.restore() == []
 
 
 def test_whatever_verifying_and_measuring_call_is_watched() -> None:
