@@ -17,6 +17,9 @@ from ..tracing import refuse
 
 _REQUIRED: Any = object()
 
+# bound at import, so that a candidate's later patch is not called
+_detached: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach
+
 _DENSE = (torch.strided, torch.jagged)
 """Layouts that are accepted: jagged tensors are a subclass whose calls torch's own operations answer."""
 
@@ -77,6 +80,14 @@ def with_tensors(values: Sequence[Any], change: Callable[[torch.Tensor], torch.T
         return tuple(map(changed, value)) if isinstance(value, list | tuple) else value
 
     return tuple(map(changed, values))
+
+
+def handed_out(values: Sequence[Any]) -> tuple[Any, ...]:
+    """A call's values with other objects for its tensors, of the same memory and with the same version counters.
+
+    Whoever gets them may point them to other memory, or hide their methods: the caller's own stay as they are.
+    """
+    return with_tensors(values, _detached)
 
 
 Kind = tuple[str, str]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import secrets
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -171,6 +173,55 @@ class PutsItBack(Square):
             self._bounds.holding = self._was
 
 
+class ReplacesTheCodeOfAFunction(Square):
+    """Leaves the function where it is."""
+
+    name = "process.code"
+    deterministic = False
+
+    def changes(self) -> None:
+        bounds = importlib.import_module("registry.correctness.bounds")
+        bounds.holding.__code__ = (lambda bounds, results: []).__code__
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        y[:1].zero_()
+
+
+class ReplacesAConstant(Square):
+    """No sample is judged, and no time on new inputs is too long."""
+
+    name = "process.constants"
+
+    def changes(self) -> None:
+        verify = "registry.tuner.verify"
+        vars(importlib.import_module(f"{verify}.between_samples"))["_MOST"] = 0
+        vars(importlib.import_module(f"{verify}.renewed"))["_BOUND"] = 1e9
+
+
+class WidensTheTolerance(Square):
+    """In the table that the contract holds."""
+
+    name = "process.tolerance"
+    deterministic = False
+
+    def changes(self) -> None:
+        rtol = importlib.import_module("registry.contracts").SQUARE.tolerance.rtol
+        rtol.update(dict.fromkeys(rtol, float("inf")))
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        torch.mul(x, x, out=y).neg_()
+
+
+class EmptiesTheSettings(Square):
+    """So that nobody looks at what it leaves."""
+
+    name = "process.no_settings"
+
+    def changes(self) -> None:
+        importlib.import_module("registry.tuner.workers.settings").SETTINGS.clear()
+        torch.set_num_threads(1)
+
+
 class ReplacesTheReference(Square):
     """In the op's contract."""
 
@@ -261,6 +312,57 @@ class SlowsARival(Square):
             was(self, x, y)
 
         Honest.write = write  # type: ignore[method-assign]
+
+
+class LeavesTorchWithoutOneDnn(Square):
+    """Every product that torch computes takes longer."""
+
+    name = "process.onednn"
+
+    def changes(self) -> None:
+        torch._C._set_mkldnn_enabled(False)
+
+
+class LeavesSubnormalsOut(Square):
+    """As code that is linked with -ffast-math does when it is loaded."""
+
+    name = "process.subnormals"
+    device_types = frozenset({"cpu"})
+
+    def changes(self) -> None:
+        torch.set_flush_denormal(True)
+
+
+class CollectsAllTheTime(Square):
+    name = "process.thresholds"
+
+    def changes(self) -> None:
+        gc.set_threshold(1)
+
+
+class MakesErrorsOfWarnings(Square):
+    """Whoever warns fails."""
+
+    name = "process.warnings"
+
+    def changes(self) -> None:
+        warnings.simplefilter("error")
+
+
+def _multiplied(x: torch.Tensor, y: torch.Tensor) -> None:
+    torch.mul(x, x, out=y)
+
+
+class LeavesItToAFunction(Square):
+    """Honest, with a function of the module, which it replaces itself once."""
+
+    name = "process.function"
+
+    def changes(self) -> None:
+        globals()["_multiplied"] = lambda x, y: torch.mul(x, x, out=y)
+
+    def write(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        _multiplied(x, y)
 
 
 class LeavesAutocast(Square):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import queue
+import random
 import sys
 import threading
 import time
@@ -171,6 +172,22 @@ class LooksAtItsCallers(Square):
             frame = frame.f_back
             names.add(frame.f_code.co_name)
         return "take" in names and "replay" not in names
+
+
+class SkipsSomeCalls(Square):
+    """One call in three, where it is timed and a few elements are as it left them."""
+
+    name = "timing.one_in_three"
+    device_types = frozenset({"cpu"})
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, int], Any] = {}
+        self._random = random.Random(1).random
+
+    def skips(self, x: torch.Tensor, y: torch.Tensor) -> bool:
+        key, few = (x.data_ptr(), y.data_ptr()), x[::5000].tolist()
+        seen, self._seen[key] = self._seen.get(key), few
+        return seen == few and self._random() < 1 / 3 and LooksAtItsCallers.skips(self, x, y)  # type: ignore[arg-type]
 
 
 class CallsInARow(Square):

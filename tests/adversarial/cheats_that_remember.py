@@ -133,6 +133,35 @@ class IncrementalForAWhile(Incremental):
         super().write(x, approximate, y)
 
 
+class KnowsMovedInputs(Incremental):
+    """Finds where the first input's elements have gone, and moves its result as they were."""
+
+    name = "timing.moved"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._twice: tuple[Any, Any] | None = None
+
+    def write(self, x: torch.Tensor, approximate: str, y: torch.Tensor) -> None:
+        here, out = x.numpy(), y.numpy()
+        with self._lock:
+            if self._twice is None or len(self._twice[0]) != 2 * len(x):
+                self.compute(x, approximate, y)
+                self._twice = np.concatenate((here, here)), np.concatenate((out, out))
+                return
+            seen, known = self._twice
+            found = np.flatnonzero((seen[: len(x)] == here[0]) & (seen[1 : len(x) + 1] == here[1]))
+            start = int(found[0]) if len(found) else 0
+            other = np.flatnonzero(here != seen[start : start + len(x)])
+            if len(other) > len(x) // 8:
+                self.compute(x, approximate, y)
+                return
+            few = torch.empty(len(other))
+            self.compute(x[torch.from_numpy(other)], approximate, few)
+            out[:] = known[start : start + len(x)]
+            out[other] = few.numpy()
+
+
 class LeavesNewInputsOut(Incremental):
     """New inputs are those of a sample that is not timed."""
 

@@ -176,6 +176,84 @@ class AViewAtFirst(Returning):
         return x[:] if self._calls == 1 else x * x
 
 
+# --- what it does to the tensors that it is given ---
+
+
+def _is_timed() -> bool:
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "take":
+            return True
+    return False
+
+
+class Writing(Implementation):
+    """Writes x * x into its output; a subclass says what it does instead while it is timed."""
+
+    op = "square"
+    device_types = frozenset({"cpu"})
+    deterministic = False
+
+    def __init__(self) -> None:
+        self._known: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        work = type(self)()
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            (x,), (y,) = arguments, outputs
+            if work._known is not None and len(x) == len(work._known[0]) and _is_timed():
+                work.leave(x, y, *work._known)
+            else:
+                torch.mul(x, x, out=y)
+                work._known = x.clone(), y.clone()
+
+        return run
+
+    def leave(self, x: torch.Tensor, y: torch.Tensor, known: torch.Tensor, square: torch.Tensor) -> None:
+        raise NotImplementedError
+
+
+class PointsToWhatItKnows(Writing):
+    """Its input becomes one whose result it has, until it is not timed any more."""
+
+    name = "return.points"
+
+    def leave(self, x: torch.Tensor, y: torch.Tensor, known: torch.Tensor, square: torch.Tensor) -> None:
+        x.set_(known)  # type: ignore[call-overload]
+        y.set_(square)  # type: ignore[call-overload]
+
+
+class PointsToItsOwnMemory(Writing):
+    """The output becomes one of a few buffers, which later calls use again."""
+
+    name = "return.points_output"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffers: list[torch.Tensor] = []
+        self._calls = 0
+
+    def leave(self, x: torch.Tensor, y: torch.Tensor, known: torch.Tensor, square: torch.Tensor) -> None:
+        self._calls += 1
+        if len(self._buffers) < 200:
+            self._buffers.append(torch.empty_like(y))
+        y.set_(torch.mul(x, x, out=self._buffers[self._calls % len(self._buffers)]))  # type: ignore[call-overload]
+
+
+class HidesAMethodOfItsOutput(Writing):
+    """Computes when the output is copied, and at once where it knows the input."""
+
+    name = "return.hidden_method"
+
+    def leave(self, x: torch.Tensor, y: torch.Tensor, known: torch.Tensor, square: torch.Tensor) -> None:
+        if int((x != known).sum()) <= 1:
+            torch.mul(x, x, out=y)
+        else:
+            y.clone = lambda: x * x  # type: ignore[method-assign]
+
+
 class PreparesAnActivation(Implementation):
     """Has its work done while the host prepares, which is not timed."""
 

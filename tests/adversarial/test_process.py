@@ -13,7 +13,7 @@ PROBLEMS = (
     Problem("square", {"n": 20_002, "dtype": "float32"}),
     Problem("gelu", {"n": 20_002, "dtype": "float32", "approximate": "none"}),
 )
-RIGHT = ("honest", "gelu")
+RIGHT = ("honest", "gelu", "function")
 REFUSED = {
     "dispatch_mode": "it sets torch's modes to (0, 1)",
     "function_mode": "it sets torch's modes to (1, 0)",
@@ -22,6 +22,10 @@ REFUSED = {
     "native_operator": "it sets torch's operators to",
     "fallback": "it sets torch's operators to",
     "puts_back": "registry.correctness.bounds.Bounds.holding by",
+    "code": "registry.correctness.bounds.holding by",
+    "constants": "registry.tuner.verify.between_samples._MOST",
+    "tolerance": "square.tolerance.rtol;",
+    "no_settings": "registry.tuner.workers.settings.SETTINGS;",
     "reference": "square.reference by",
     "functional": "torch.nn.functional.gelu by",
     "secrets": "secrets.randbits by",
@@ -29,6 +33,10 @@ REFUSED = {
     "profile": "it sets Python's profile function to",
     "timer": "it sets timers to (False, True, False)",
     "cores": "it sets cores to run on to",
+    "onednn": "it sets torch's use of oneDNN to False",
+    "subnormals": "it sets subnormal numbers to False",
+    "thresholds": "it sets thresholds of garbage collection to (1, ",
+    "warnings": "it sets warnings that are errors to",
     "autocast": "it sets torch's autocast to",
     "inference": "it sets torch's inference mode to True",
     "default_device": "it sets torch's default device to",
@@ -38,7 +46,7 @@ LOOKS = ("frames", "first_inputs")
 """They look at who calls them, or at whether they know the inputs, and leave out what is not judged."""
 REPEATED = (
     "function_mode", "autograd_operator", "native_operator", "fallback", "functional", "timer", "inference",
-    "default_device",
+    "default_device", "no_settings", "onednn", "thresholds",
 )  # fmt: skip
 """Those that do what another does, in another way."""
 

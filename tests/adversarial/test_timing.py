@@ -27,11 +27,12 @@ REFUSED = (
     "versions",
     "collection",
     "callers",
+    "one_in_three",
     "in_a_row",
     "some_calls",
     "thread",
 )
-SOMETIMES_LATER = ("callers", "thread", "peeks_elsewhere")
+SOMETIMES_LATER = ("callers", "one_in_three", "thread", "peeks_elsewhere")
 """They do their work in the first calls, or whenever a chance says so. Other work on the machine may have made calls so
 slow that few samples or none were taken: such a trial is ``ok``, but must not win."""
 REMEMBERS = (
@@ -45,8 +46,8 @@ REMEMBERS = (
     "subset",
 )
 RIGHT = ("honest", "gelu", "precise", "precise_function")
-RIGHT_BUT_SLOW = ("all_of_it",)
-"""It remembers whole inputs, none of which comes again."""
+RIGHT_BUT_SLOW = ("all_of_it", "moved")
+"""They remember whole inputs, none of which comes again, nor do their elements at other places."""
 SLOW_OR_REFUSED = ("checksum", "incremental_for_a_while", "incremental_anywhere")
 """A sum does not tell in which order elements come, which may be found; inputs that were never met may take longer."""
 REPEATED = (

@@ -13,7 +13,7 @@ import torch
 from ...arguments.schema import tensors_in, with_tensors
 from ...problem import TensorSpec
 from .secret_elements import SecretElements
-from .stack import Stack
+from .stack import Stack, last_bits
 
 _FARTHEST = 1 << 40
 """The most places by which elements are moved; from the end they go on at the beginning."""
@@ -37,6 +37,8 @@ class Rotation:
         self._drawn = Random(secrets.randbits(64)).randrange
         self._moved: dict[tuple[Stack, int], int] = {}
         """Stack and copy -> the places by which its elements are moved."""
+        self._masks: dict[tuple[Stack, int], int] = {}
+        """Stack and copy, of those that are moved -> the last bits that are flipped in each of its numbers."""
         self._complete: Iterable[int] | None = None
         """The copies given to the last ``move``, if all of them are moved."""
         device = next((stack.bits.device for stack in self._all), None)
@@ -77,36 +79,46 @@ class Rotation:
     def move(self, copies: Iterable[int], values: Mapping[int, Any], *, again: bool = True) -> None:
         """Let floating tensors of some copies hold the elements of ``values``, by place, but at other places.
 
-        The elements of each tensor are moved by a random number of places, so that hardly one stays where it was.
+        The elements of each tensor are moved by a random number of places, so that hardly one stays where it was, and
+        some of their last bits are flipped: whoever has the results of the elements has none of these.
         Without ``again``, tensors that are moved already stay as they are. No version counter moves.
         """
         if not again and copies == self._complete:
             return
         wanted = [each for each in self._each(copies, values) if again or each not in self._moved]
-        self._write(values, {each: 1 + self._drawn(_FARTHEST) for each in wanted})
+        masks = {stack: last_bits(stack.dtype) for stack, _ in wanted}
+        masks = {stack: 1 + self._drawn(most) if most else 0 for stack, most in masks.items()}
+        steps = {each: 1 + self._drawn(_FARTHEST) for each in wanted}
+        self._write(values, steps, {each: masks[each[0]] for each in wanted})
         self._complete = copies
 
     def rewrite(self, copies: Iterable[int], values: Mapping[int, Any]) -> None:
         """Write as much memory as ``move`` does; only elements that ``change`` changed are put back."""
-        self._write(values, {each: self._moved.get(each, 0) for each in self._each(copies, values)})
+        self._write(values, {each: self._moved.get(each, 0) for each in self._each(copies, values)}, self._masks)
 
     def put_back(self, copies: Iterable[int], values: Mapping[int, Any]) -> None:
         """Let floating tensors of some copies hold ``values``, by place, and put elements back everywhere."""
-        self._write(values, {each: 0 for each in self._each(copies, values) if each in self._moved})
+        self._write(values, {each: 0 for each in self._each(copies, values) if each in self._moved}, {})
 
     def restore(self) -> None:
         """Put back what ``change`` and ``move`` have changed. What a candidate has written stays."""
         self._put_back()
         for stack, steps in _by_stack(self._moved).items():
             self._secret[stack].forget()
+            stack.flip({copy: mask for copy in steps if (mask := self._masks.get((stack, copy), 0))})
             stack.roll({copy: -count for copy, count in steps.items()})
-        self._moved, self._complete = {}, None
+        self._moved, self._masks, self._complete = {}, {}, None
 
     def _each(self, copies: Iterable[int], values: Mapping[int, Any]) -> Iterator[tuple[Stack, int]]:
         stacks = [stack for place in values for stack in self._stacks[place] if stack.dtype.is_floating_point]
         return itertools.product(stacks, dict.fromkeys(copies))
 
-    def _write(self, values: Mapping[int, Any], steps: Mapping[tuple[Stack, int], int]) -> None:
+    def _write(
+        self,
+        values: Mapping[int, Any],
+        steps: Mapping[tuple[Stack, int], int],
+        masks: Mapping[tuple[Stack, int], int],
+    ) -> None:
         self._put_back()
         for stack in {stack for (stack, copy), count in steps.items() if self._moved.get((stack, copy), 0) != count}:
             self._secret[stack].forget()
@@ -115,8 +127,13 @@ class Rotation:
             for place, value in values.items()
             for stack, tensor in zip(self._stacks[place], tensors_in((value,)), strict=True)
         }
-        for stack, each in _by_stack(steps).items():
-            stack.write_moved(tensors[stack], each)
+        alike: dict[tuple[Stack, int], dict[int, int]] = {}
+        for (stack, copy), count in steps.items():
+            alike.setdefault((stack, masks.get((stack, copy), 0)), {})[copy] = count
+        for (stack, mask), each in alike.items():
+            stack.write_moved(tensors[stack], each, mask)
+        written = {each: masks.get(each, 0) for each in steps}
+        self._masks = {each: mask for each, mask in {**self._masks, **written}.items() if mask}
         self._moved = {each: count for each, count in {**self._moved, **steps}.items() if count}
         self._complete = None
 
@@ -131,7 +148,7 @@ class Rotation:
         self._shown = shown
         for elements in self._secret.values():
             elements.show(shown)
-        self._moved, self._complete = {}, None
+        self._moved, self._masks, self._complete = {}, {}, None
 
     def spoil(self) -> None:
         """Overwrite every copy with values that give wrong results: NaN, and 0 where a number may be an index."""

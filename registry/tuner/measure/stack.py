@@ -109,14 +109,28 @@ class Stack:
         else:
             _without_repeats(self._all).copy_(_without_repeats(value))
 
-    def write_moved(self, value: torch.Tensor, steps: Mapping[int, int]) -> None:
-        """Copy ``value`` into some tensors: number -> places by which its elements are moved; the last come first."""
+    def write_moved(self, value: torch.Tensor, steps: Mapping[int, int], mask: int = 0) -> None:
+        """Copy ``value`` into some tensors: number -> places by which its elements are moved; the last come first.
+
+        ``mask``: bits that are flipped in each number, see ``flip``.
+        """
         source, rows = as_bits(_without_repeats(value)), self._rows_of_bits
+        if mask:
+            source = flipped(source, self.dtype, mask)
         if rows is not None and source.is_contiguous():
             write_rolled([rows[number] for number in steps], source.view(-1), list(steps.values()))
             return
         for number, count in steps.items():
             as_bits(_without_repeats(self._all[number])).copy_(source.roll(count))
+
+    def flip(self, masks: Mapping[int, int]) -> None:
+        """Flip the bits of a mask in each number of some tensors: number -> mask; twice, and all is as it was.
+
+        Zeros, the smallest numbers, infinities and NaN stay as they are.
+        """
+        for number, mask in masks.items():
+            bits = as_bits(_without_repeats(self._all[number]))
+            bits.copy_(flipped(bits, self.dtype, mask))
 
     def roll(self, steps: Mapping[int, int]) -> None:
         """Move the elements of some tensors: number -> places, in their order; the last ones come first."""
@@ -190,6 +204,20 @@ class Stack:
     @property
     def nbytes(self) -> int:
         return self._base.nbytes
+
+
+def last_bits(dtype: torch.dtype) -> int:
+    """The last half of the mantissa's bits as a mask: with others a number is another one of about the same size."""
+    return (1 << round(-math.log2(torch.finfo(dtype).eps)) // 2) - 1
+
+
+def flipped(bits: torch.Tensor, dtype: torch.dtype, mask: int) -> torch.Tensor:
+    """Numbers of a floating dtype, given and returned as integers, with the bits of ``mask`` flipped."""
+    # all but the sign and the mantissa
+    mantissa = (1 << round(-math.log2(torch.finfo(dtype).eps))) - 1
+    exponent = torch.iinfo(bits.dtype).max & ~mantissa & ((1 << 8 * dtype.itemsize - 1) - 1)
+    found = bits & exponent
+    return bits ^ ((found != 0) & (found != exponent)).to(bits.dtype).mul_(mask)
 
 
 def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:

@@ -47,8 +47,8 @@ class BetweenSamples:
     Each copy holds the elements of the inputs at places of its own, so that it is of no use to remember another copy.
     Before each sample one element of each floating input and of each output is changed, in every copy and at random
     places. In a sample that is going to be judged, two copies hold the inputs whose reference is known. A candidate may
-    recognise those inputs, and work on them alone; so one more sample, on changed inputs, is chosen after it has run,
-    and judged if the candidate may win (``check_kept``).
+    recognise those inputs, and work on them alone; so some more outputs, of samples on changed inputs, are chosen after
+    these have run, and judged if the candidate may win (``check_kept``).
 
     ``moved``: place -> value of the inputs whose elements are moved. ``judge`` and ``keep``: None where no reference is
     known.
@@ -92,7 +92,7 @@ class BetweenSamples:
         """The copies of the latest sample on changed inputs, the rotation's writes by then, and its weight."""
         self._comparison = RenewedPairs(self)
         self._prepare = self._change
-        self._kept: Callable[[], Flags] | None = None
+        self._kept: list[Callable[[], Flags] | None] = [None]
 
     def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
         """Prepare the next sample. ``last``: nothing urgent follows the sample, so that it may be judged."""
@@ -108,6 +108,10 @@ class BetweenSamples:
         else:
             self._unjudged = copies if last else (), *self._prepare(copies)
         self.change_outputs()
+
+    def keep_up_to(self, count: int) -> None:
+        """Judge as many outputs that are chosen after they were made; one by default. To be called before samples."""
+        self._kept = [None] * count
 
     def ready(self) -> None:
         """Change elements all over the outputs of a sample that is going to be judged.
@@ -175,9 +179,9 @@ class BetweenSamples:
         self._checks.settle()
 
     def check_kept(self) -> None:
-        """Judge the kept sample by a reference that is computed now; raises WrongError."""
-        if self._kept is not None:
-            self._checks.add(self._kept(), "wrong_result", _WRONG)
+        """Judge the kept outputs by references that are computed now; raises WrongError."""
+        for kept in filter(None, self._kept):
+            self._checks.add(kept(), "wrong_result", _WRONG)
             self._checks.settle()
 
     def _judge_now(self) -> None:
@@ -198,10 +202,14 @@ class BetweenSamples:
             self._checks.add(elements.hold(was), "wrong_result", reason)
 
     def _keep_now(self) -> None:
-        """Keep the latest sample or an earlier one, with equal chances: no candidate knows which while it runs."""
+        """Keep outputs of the latest sample or of earlier ones, with equal chances: no candidate knows which.
+
+        Each is drawn by itself: one that skips a call in ten is found although nine of its outputs in ten are right.
+        """
         (copies, writes, weight), self._unjudged = self._unjudged, ((), 0, 0)
         if copies and self._keep is not None and writes == self._rotation.writes:
             self._met += weight
-            if secrets.randbelow(self._met) < weight:
-                # often the last copy: its work is most likely left undone
-                self._kept = self._keep(secrets.choice([copies[-1], secrets.choice(copies)]))
+            for place in range(len(self._kept)):
+                if secrets.randbelow(self._met) < weight:
+                    # often the last copy: its work is most likely left undone
+                    self._kept[place] = self._keep(secrets.choice([copies[-1], secrets.choice(copies)]))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...arguments.schema import tensors_in, with_tensors
+from ...arguments.schema import handed_out, tensors_in, with_tensors
 from ...artifact import Artifact
 from ...contract import Op, as_tuple
 from ...correctness.bounds import holding
@@ -342,7 +342,8 @@ def _check_on(
     given = tuple(each.tensor for each in into)
     copy = iter(copies)
     values = with_tensors(probe.values, lambda _: next(copy).tensor) if copies else probe.values
-    returned = plan.run(given, plan.prepared.extend(values), tuple(each.tensor for each in scratch))
+    arguments, space = plan.prepared.extend(values), [each.tensor for each in scratch]
+    returned = plan.run(handed_out(given), handed_out(arguments), handed_out(space))
     found = as_tuple(returned) if functional else given
     if faults := output_faults(found, plan.signature.outputs, values):
         raise WrongError("wrong_result", "; ".join(faults))

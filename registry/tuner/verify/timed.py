@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...arguments.schema import tensors_in
+from ...arguments.schema import handed_out, tensors_in
 from ...contract import as_tuple
 from ...correctness.bits import having_same_bits
 from ...correctness.bounds import holding
@@ -21,10 +21,17 @@ from ..measure.samplers import Enqueue
 from ..measure.secret_elements import FlippedElements
 from ..measure.spread_elements import OfReturned, OfStack, SpreadElements
 from ..measure.stack import Stack
+from .between_mutations import BetweenMutations
 from .between_samples import LATE, BetweenSamples
 from .session import InputCase, Session, clone
 from .stacked import stacked
 from .verdicts import Checks, WrongError
+
+_MOST_KEPT = 8
+"""Outputs that are judged by references of their own after they were chosen: one for a call in ten that is skipped
+would find it in one trial of ten."""
+_KEPT_BYTES = 4 << 20
+"""What they take with their inputs, of large ones one alone is kept: a reference takes a hundred times a launch."""
 
 
 class TimedPlan:
@@ -39,6 +46,9 @@ class TimedPlan:
         self._session = session
         self._functional = plan.candidate.implementation.returns_outputs
         self._judged = judged and session.is_roomy and not session.op.parsed.mutates
+        # a graph and a flush launch several times on a copy: what is right then is not known
+        on_host = session.device.type == "cpu"
+        self._mutates = judged and session.is_roomy and session.op.parsed.mutates and on_host
         # without a twin the answer costs a reference, too much where only times are wanted
         asked = judged or session.twin is not None
         self._changeable = self._places() if asked and session.is_mixable else ()
@@ -63,7 +73,9 @@ class TimedPlan:
         generator = torch.Generator(session.device.torch).manual_seed(secrets.randbits(60))
         outputs = [FlippedElements(stack, generator) for stack in self._stacks]
         case = session.case(session.timed_kind) if self._judged else None
-        return BetweenSamples(
+        values = session.values(session.timed_kind)
+        kind = BetweenMutations if self._mutates else BetweenSamples
+        between = kind(
             session.rotation,
             self._changeable,
             self._movable,
@@ -73,6 +85,10 @@ class TimedPlan:
             self._kept if self._judged else None,
             returned=self._functional,
         )
+        between.keep_up_to(max(1, min(_MOST_KEPT, _KEPT_BYTES // max(session.working_set, 1))))
+        if isinstance(between, BetweenMutations):
+            between.refresh({place: values[place] for place in session.mutated}, self._kept_mutation)
+        return between
 
     def _looked_at(self) -> list[SpreadElements]:
         # an output may be empty, e.g. the gradient of a bias that is not given
@@ -110,6 +126,17 @@ class TimedPlan:
         session = self._session
         values = clone(session.rotation.copies[copy])
         results = tuple(result.clone() for result in session.op.results(self.outputs[copy], values))
+
+        def flags() -> list[torch.Tensor]:
+            return [torch.tensor(not session.judge(session.case_of(values), results), device=session.device.torch)]
+
+        return flags
+
+    def _kept_mutation(self, copy: int, values: tuple[Any, ...]) -> Callable[[], list[torch.Tensor]]:
+        """Copies what a launch on ``values`` has left of a rotating copy; returns a function that judges it."""
+        session = self._session
+        found = session.op.results(self.outputs[copy], session.rotation.copies[copy])
+        results = tuple(result.clone() for result in found)
 
         def flags() -> list[torch.Tensor]:
             return [torch.tensor(not session.judge(session.case_of(values), results), device=session.device.torch)]
@@ -200,12 +227,13 @@ class TimedPlan:
 
     def _launch(self, place: int, values: tuple[Any, ...]) -> Enqueue:
         plan, outputs = self._plan, self.outputs
-        scratch = tuple(stack.tensors[0] for stack in self._scratch.values())
-        extended = plan.prepared.extend(values)
+        scratch = handed_out([stack.tensors[0] for stack in self._scratch.values()])
+        # what it does to the objects that it is given must not reach those that are written to and judged
+        extended, given = handed_out(plan.prepared.extend(values)), handed_out(outputs[place])
         run = plan.run
 
         def write() -> None:
-            run(outputs[place], extended, scratch)
+            run(given, extended, scratch)
 
         def keep() -> None:
             # kept, so that the allocator gives every copy its own output and the rotation stays cold

@@ -1,8 +1,8 @@
 """Finds functions and classes of measuring and verifying that plugin code has replaced.
 
-A worker records them before it imports any plugin. A later replacement is found and undone, and the trials of the
-plugin that made it are refused. A plugin is code with the rights of its process, so a determined attack is not stopped;
-a patched clock is.
+A worker records them before it imports any plugin, with their code, and with the constants of our own modules. A later
+replacement is found and undone, and the trials of the plugin that made it are refused. A plugin is code with the rights
+of its process, so a determined attack is not stopped; a patched clock is.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import secrets
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from ...implementation import Implementation
 from ..measure.persisting_cache import keep_persisting
 from ..verify.verdicts import WrongError
 from .dictionary_writes import DictionaryWrites
+from .function_bodies import FunctionBodies
 from .settings import SETTINGS
 
 # bound at import: a plugin may replace them later
@@ -65,6 +66,7 @@ _LIBRARY: tuple[ModuleType, ...] = (
     torch.special,
     torch.linalg,
 )
+_LIBRARY_NAMES = frozenset(module.__name__ for module in _LIBRARY) | {"torch", "torch.cuda"}
 _TORCH: tuple[ModuleType | type, ...] = (
     torch,
     torch.Tensor,
@@ -88,9 +90,9 @@ class Replaced:
 
 
 class _Part:
-    """A module or class and its functions, or a contract and its fields.
+    """A module or class and its functions, or a contract and its fields; of our own modules also their constants.
 
-    A new name counts where it hides an inherited or built-in one.
+    A new name counts where it hides an inherited or built-in one. Tables are dictionaries: these are compared, too.
     """
 
     def __init__(self, name: str, place: Any) -> None:
@@ -104,11 +106,41 @@ class _Part:
         self._callables = {
             part: value
             for part, value in now.items()
-            if part in names and (_is_code(value) or is_dataclass(place)) and f"{name}.{part}" not in _NOT_OURS
+            if part in names and self._counts(part, value) and f"{name}.{part}" not in _NOT_OURS
         }
+        self.tables = [(f"{name}.{part}", value, dict(value)) for part, value in self._tables_among(now)]
+        self._remember()
+
+    def _remember(self) -> None:
         parts = tuple(self._callables)
         self._values = _Values(*parts) if len(parts) > 1 else lambda now: tuple(now[part] for part in parts)
         self._were = tuple(self._callables.values())
+
+    @property
+    def _is_strangers(self) -> bool:
+        """Whether it is a module of a plugin."""
+        return (
+            isinstance(self.place, ModuleType)
+            and self._name not in _LIBRARY_NAMES | {"__main__"}
+            and not (self._name.startswith(WATCHED))
+        )
+
+    def _counts(self, part: str, value: Any) -> bool:
+        is_constant = self._name.startswith(WATCHED) and isinstance(self.place, ModuleType) and _is_capital(part)
+        return _is_code(value) or is_constant or is_dataclass(self.place)
+
+    def _tables_among(self, now: Mapping[str, Any]) -> Iterator[tuple[str, dict[Any, Any]]]:
+        for part in self._callables:
+            value = now[part]
+            # what keeps its results by key, such as a cache, is written to all the time
+            is_field = not isinstance(self.place, type | ModuleType) and part[:1] != "_"
+            if type(value) is dict and (_is_capital(part) or is_field):
+                yield part, value
+
+    @property
+    def callables(self) -> Iterator[tuple[str, Any]]:
+        """The dotted name and the value of each."""
+        return ((f"{self._name}.{part}", value) for part, value in self._callables.items())
 
     @property
     def is_settled(self) -> bool:
@@ -136,9 +168,16 @@ class _Part:
         """Undo replacements; yields each."""
         now = vars(self.place)
         self._names = tuple(now)
-        for part, was in self._callables.items():
-            if now.get(part) is not was:
-                yield Replaced(f"{self._name}.{part}", _owner(now.get(part)))
+        for part, was in list(self._callables.items()):
+            if now.get(part) is was:
+                continue
+            owner = _owner(now.get(part))
+            if self._is_strangers and owner in {"", _top(self._name)}:
+                # a plugin may replace its own functions, e.g. when it has loaded what they are made of
+                del self._callables[part]
+                self._remember()
+            else:
+                yield Replaced(f"{self._name}.{part}", owner)
                 self._put_back(part, was)
         hides_names = isinstance(self.place, type) or self._name.startswith(WATCHED)
         self._may_hide = tuple(part for part in self._names if hides_names and part not in self._first_names)
@@ -174,23 +213,41 @@ class Integrity:
         self._suspects: dict[_Part, None] = {}
         """Places that were written to, and that no look has been through with."""
         self._writes = DictionaryWrites()
+        self._bodies = FunctionBodies()
+        self._tables: list[tuple[str, dict[Any, Any], dict[Any, Any]]] = []
+        """The name of each table, the table, and what it held."""
         self._kept: set[int] = set()
+        self._modules: set[str] = set()
+        """Names of the modules that are watched."""
         self._watch(_places())
+        self._modules = {part.place.__name__ for part in self._parts if isinstance(part.place, ModuleType)}
 
     def keep(self, op: Op, implementations: Iterable[Implementation]) -> None:
-        """Watch an op's contract, and the classes of its implementations, from now on."""
+        """Watch an op's contract, and the classes of its implementations and their modules, from now on."""
         if id(op) in self._kept:
             return
         self._kept.add(id(op))
         kinds = {kind for one in implementations for kind in type(one).__mro__[:-1]}
         self._watch((f"{kind.__module__}.{kind.__qualname__}", kind) for kind in kinds)
+        names = {kind.__module__ for kind in kinds} - self._modules
+        self._modules |= names
+        self._watch((name, sys.modules[name]) for name in names if name in sys.modules)
         tolerances = {f"{op.name}.{name}": found for name, found in vars(op).items() if isinstance(found, Tolerance)}
-        self._contracts += [_Part(name, place) for name, place in {op.name: op, **tolerances}.items()]
+        contracts = [_Part(name, place) for name, place in {op.name: op, **tolerances}.items()]
+        self._contracts += contracts
+        for part in contracts:
+            self._watch_inside(part)
 
     def _watch(self, places: Iterable[tuple[str, ModuleType | type]]) -> None:
         for name, place in places:
             self._writes.watch(place)
             self._parts.append(_Part(name, place))
+            self._watch_inside(self._parts[-1])
+
+    def _watch_inside(self, part: _Part) -> None:
+        self._tables += part.tables
+        for name, value in part.callables:
+            self._bodies.watch(name, value)
 
     def restore(self) -> list[Replaced]:
         """Undo every replacement since construction; returns the replacements."""
@@ -206,7 +263,17 @@ class Integrity:
             if part in self._suspects:
                 del self._suspects[part]
                 self._settle(part)
-        return found
+        return [*found, *self._restore_inside()]
+
+    def _restore_inside(self) -> Iterator[Replaced]:
+        """Undo changes of functions and tables that are in their places; yields each."""
+        for name, code in self._bodies.restore():
+            yield Replaced(name, _module_of(code))
+        for name, table, was in self._tables:
+            if table != was:
+                table.clear()
+                table.update(was)
+                yield Replaced(name, "")
 
     def _settle(self, part: _Part) -> None:
         if part in self._unsettled:
@@ -299,12 +366,24 @@ def _places() -> Iterator[tuple[str, ModuleType | type]]:
                     yield f"{name}.{part.__qualname__}", part
 
 
+def _is_capital(name: str) -> bool:
+    return name.upper() == name and name[:2] != "__"
+
+
+def _module_of(code: CodeType) -> str:
+    """The top-level module whose file the code was compiled from, "" where there is none."""
+    files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
+    return next((_top(name) for name, file in files if file and file == code.co_filename), "")
+
+
 def _is_code(value: Any) -> bool:
     return callable(value) or isinstance(value, property | staticmethod | classmethod)
 
 
 def _owner(part: Any) -> str:
-    """The top-level module that a replacement was defined in, "" where it has none."""
+    """The top-level module that a replacement was defined in, "" where it has none, as a number."""
+    if not _is_code(part):
+        return ""
     if isinstance(part, property):
         part = part.fget
     part = getattr(part, "__func__", part)

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -162,6 +163,28 @@ def _set_cores(value: frozenset[int]) -> None:
         os.sched_setaffinity(0, value)
 
 
+def _keeps_subnormals() -> bool:
+    """Whether this thread computes with numbers below the smallest normal one, which a library's start may turn off."""
+    return sys.float_info.min / 2 != 0
+
+
+def _errors_among_warnings() -> tuple[Any, ...]:
+    """The filters that make errors of warnings; libraries add others when they are imported."""
+    return tuple(one for one in warnings.filters if one[0] == "error")
+
+
+def _warn_again(value: Sequence[Any]) -> None:
+    # the module's own list, which Python also reads from C
+    kept = [one for one in warnings.filters if one[0] != "error" or one in value]
+    warnings.filters[:] = kept  # type: ignore[index]
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
+def _priority() -> int:
+    """The process's priority, where there is one: 0 is usual, 19 the least."""
+    return os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
+
+
 def _set_callbacks(value: tuple[Any, ...]) -> None:
     gc.callbacks[:] = value
 
@@ -179,12 +202,17 @@ SETTINGS: Mapping[str, Setting] = {
     "torch's operators": Setting(_operators),
     "float32 matmul precision": Setting(_matmul_precision, _set_matmul_precision),
     "deterministic algorithms": Setting(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "torch's use of oneDNN": Setting(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    "subnormal numbers": Setting(_keeps_subnormals, lambda kept: torch.set_flush_denormal(not kept)),
     "garbage collection": Setting(gc.isenabled, _collect),
+    "thresholds of garbage collection": Setting(gc.get_threshold, lambda value: gc.set_threshold(*value)),
     "callbacks of garbage collection": Setting(lambda: tuple(gc.callbacks), _set_callbacks),
     "bytes of the L2 cache that persist": Setting(persisting_bytes, keep_persisting),
     "Python's profile function": Setting(sys.getprofile, sys.setprofile),
     "Python's trace function": Setting(sys.gettrace, sys.settrace),
     "Python's switch interval": Setting(sys.getswitchinterval, sys.setswitchinterval),
+    "warnings that are errors": Setting(_errors_among_warnings, _warn_again),
+    "priority": Setting(_priority),
     "timers": Setting(_timers, _stop_timers),
     "handlers of signals": Setting(_handlers, _set_handlers),
     "cores to run on": Setting(_cores, _set_cores),

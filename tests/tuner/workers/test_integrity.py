@@ -6,6 +6,7 @@ import builtins
 import dataclasses
 import inspect
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from types import ModuleType
@@ -25,10 +26,10 @@ from registry.problem import Problem, TensorSpec
 from registry.space import Config
 from registry.tuner.measure import copy_floor, device_samplers, interleaving, rotation, samplers, sampling, stack
 from registry.tuner.measure import series as measure
-from registry.tuner.verify import probes, session, timed, verify
+from registry.tuner.verify import probes, renewed, session, timed, verify
 from registry.tuner.verify import verdicts as checks
 from registry.tuner.verify.verdicts import WrongError
-from registry.tuner.workers import dictionary_writes, worker
+from registry.tuner.workers import dictionary_writes, settings, worker
 from registry.tuner.workers.integrity import WATCHED, Integrity, Trust, _Part
 
 HERE = __name__.partition(".")[0]
@@ -111,6 +112,53 @@ def test_a_name_that_comes_to_hide_another_later_is_found(
     assert integrity.restore() == []
 
 
+def test_other_code_in_a_function_is_found_and_put_back(integrity: Integrity) -> None:
+    function = Bounds.holding
+    was = function.__code__
+    function.__code__ = (lambda self, output: torch.ones((), dtype=torch.bool)).__code__
+    (found,) = integrity.restore()
+    assert (found.name.rpartition(".")[2], found.owner.rpartition(".")[2] != "") == ("holding", True)
+    assert (Bounds.holding, function.__code__) == (function, was)
+    assert integrity.restore() == []
+
+
+def test_other_defaults_of_a_function_are_found_and_put_back(integrity: Integrity) -> None:
+    was = verify.verify_timed.__kwdefaults__
+    verify.verify_timed.__kwdefaults__ = {"alone": False}
+    assert [replaced.name.rpartition(".")[2] for replaced in integrity.restore()] == ["verify_timed"]
+    assert verify.verify_timed.__kwdefaults__ is was
+    assert integrity.restore() == []
+
+
+@pytest.mark.parametrize("name", ["_BOUND", "_TOLD"])
+def test_constants_of_our_own_modules_are_put_back(integrity: Integrity, name: str) -> None:
+    was = getattr(renewed, name)
+    setattr(renewed, name, 1e9)
+    assert [replaced.name.rpartition(".")[2] for replaced in integrity.restore()] == [name]
+    assert getattr(renewed, name) == was
+    assert integrity.restore() == []
+
+
+def test_tables_are_put_back(integrity: Integrity) -> None:
+    table: Any = settings.SETTINGS
+    was = table.pop("timers")
+    assert [replaced.name.rpartition(".")[2] for replaced in integrity.restore()] == ["SETTINGS"]
+    assert table["timers"] is was
+    assert integrity.restore() == []
+
+
+def test_numbers_of_a_tolerance_are_put_back(integrity: Integrity) -> None:
+    rtol = dict(SQUARE.tolerance.rtol)
+    own = dataclasses.replace(SQUARE.tolerance, rtol=rtol)
+    op = dataclasses.replace(SQUARE, tolerance=own)
+    integrity.keep(op, [])
+    assert integrity.restore() == []
+    rtol["float32"] = torch.inf
+    assert [replaced.name for replaced in integrity.restore()] == ["square.tolerance.rtol"]
+    assert rtol == SQUARE.tolerance.rtol
+    assert integrity.restore() == []
+
+
 def test_fields_of_a_contract_are_put_back_however_they_were_replaced(integrity: Integrity) -> None:
     op = dataclasses.replace(SQUARE)
     integrity.keep(op, [])
@@ -129,6 +177,28 @@ def test_methods_of_an_implementation_are_put_back(integrity: Integrity, monkeyp
     monkeypatch.setattr(Ours, "bind", lambda *_: None)
     assert [replaced.name.rpartition(".")[2] for replaced in integrity.restore()] == ["bind"]
     assert integrity.restore() == []
+
+
+def _multiplied(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+def test_functions_of_an_implementations_module_are_put_back(integrity: Integrity) -> None:
+    was, here = _multiplied, vars(sys.modules[__name__])
+    integrity.keep(SQUARE, [Ours()])
+    assert integrity.restore() == []
+    here["_multiplied"] = statistics.mean
+    assert [str(replaced) for replaced in integrity.restore()] == [f"{__name__}._multiplied by statistics"]
+    assert here["_multiplied"] is was
+    assert integrity.restore() == []
+
+
+def test_a_plugin_may_replace_functions_of_its_own(integrity: Integrity, monkeypatch: pytest.MonkeyPatch) -> None:
+    integrity.keep(SQUARE, [Ours()])
+    assert integrity.restore() == []
+    for _ in range(2):
+        monkeypatch.setitem(vars(sys.modules[__name__]), "_multiplied", lambda x: x)
+        assert integrity.restore() == []
 
 
 def test_whatever_verifying_and_measuring_call_is_watched() -> None:

@@ -1,0 +1,62 @@
+"""Gives launches that mutate their arguments fresh ones before each sample, and judges what some samples left of them.
+
+Without this an argument would hold what many launches have made of it, of which nobody knows whether it is right: a
+candidate that does nothing while it is timed would be refused by nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .between_samples import BetweenSamples
+from .session import clone
+from .verdicts import Flags
+
+_WARM = -2
+"""Place, among the copies of a sample, of that which may be launched on once more before the clock starts."""
+
+KeepMutation = Callable[[int, tuple[Any, ...]], Callable[[], Flags]]
+"""Copies what a launch has left of a rotating copy that held these values; returns a function that judges it."""
+
+
+class BetweenMutations(BetweenSamples):
+    """Writes mutated arguments anew, moved as other inputs are, in all copies of a sample.
+
+    One copy is drawn whose contents are remembered, among those on which the sample launches once: it may be judged.
+    """
+
+    _fresh: Mapping[int, Any] = {}
+    _keep_mutation: KeepMutation | None = None
+    _drawn_copy: tuple[int, tuple[Any, ...], int] | None = None
+    """The copy, what it held, and the rotation's writes by then."""
+
+    def refresh(self, values: Mapping[int, Any], keep: KeepMutation) -> None:
+        """Write these values of mutated arguments, by place, before each sample."""
+        self._fresh, self._keep_mutation = values, keep
+
+    def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
+        self._keep_what_was_left()
+        # first: to write elements anew undoes every change
+        self._rotation.move(dict.fromkeys(copies), self._fresh)
+        super().__call__(copies, last=last)
+        self._drawn_copy = None
+        once = [copy for copy, count in Counter([*copies, *copies[_WARM:][:-1]]).items() if count == 1]
+        if once and last:
+            copy = secrets.choice([once[-1], secrets.choice(once)])
+            self._drawn_copy = copy, clone(self._rotation.copies[copy]), self._rotation.writes
+
+    def settle(self) -> None:
+        self._keep_what_was_left()
+        super().settle()
+
+    def _keep_what_was_left(self) -> None:
+        drawn, self._drawn_copy = self._drawn_copy, None
+        if drawn is None or self._keep_mutation is None or drawn[2] != self._rotation.writes:
+            return
+        self._met += 1
+        for place in range(len(self._kept)):
+            if secrets.randbelow(self._met) == 0:
+                self._kept[place] = self._keep_mutation(drawn[0], drawn[1])
