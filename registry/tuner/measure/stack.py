@@ -15,6 +15,8 @@ from .rolled import roll, write_rolled
 
 _MARGIN_BYTES = 512
 """Bytes of margin before, between and after the tensors; torch's allocator aligns to as much."""
+_PART = 1 << 24
+"""Elements whose bits are flipped at once."""
 
 
 class Stack:
@@ -213,11 +215,15 @@ def last_bits(dtype: torch.dtype) -> int:
 
 def flipped(bits: torch.Tensor, dtype: torch.dtype, mask: int) -> torch.Tensor:
     """Numbers of a floating dtype, given and returned as integers, with the bits of ``mask`` flipped."""
+    found = bits.clone(memory_format=torch.contiguous_format)
     # all but the sign and the mantissa
     mantissa = (1 << round(-math.log2(torch.finfo(dtype).eps))) - 1
     exponent = torch.iinfo(bits.dtype).max & ~mantissa & ((1 << 8 * dtype.itemsize - 1) - 1)
-    found = bits & exponent
-    return bits ^ ((found != 0) & (found != exponent)).to(bits.dtype).mul_(mask)
+    # in parts: what is computed on the way takes several times as much memory
+    for part in found.view(-1).split(_PART):
+        ours = part & exponent
+        part ^= ((ours != 0) & (ours != exponent)).to(part.dtype).mul_(mask)
+    return found
 
 
 def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
