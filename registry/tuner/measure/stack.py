@@ -222,7 +222,7 @@ def flipped(bits: torch.Tensor, dtype: torch.dtype, mask: int) -> torch.Tensor:
     # in parts: what is computed on the way takes several times as much memory
     for part in found.view(-1).split(_PART):
         ours = part & exponent
-        part ^= ((ours != 0) & (ours != exponent)).to(part.dtype).mul_(mask)
+        part.bitwise_xor_(((ours != 0) & (ours != exponent)).to(part.dtype).mul_(mask))
     return found
 
 
