@@ -13,6 +13,7 @@ from ..contracts.checks import HALVES
 from ..contracts.gemm_int4 import GROUP_SIZES, PER_WORD
 from ..errors import InvalidArgumentError
 from ..packed import PackedWeight, quantize, zero_kind
+from ..packed.frozen import FrozenLayer
 from ..tracing import constants_of
 
 _PARTS = ("qweight", "scales", "zeros", "g_idx")
@@ -20,7 +21,7 @@ _WITHOUT_BIAS = frozenset({"gemm_int4"})
 """Ops without a bias argument: the module adds the bias to their output."""
 
 
-class PackedLinear(torch.nn.Module):
+class PackedLinear(FrozenLayer):
     """``x @ weight.T + bias`` with a PackedWeight, by the op of the weight's bits: gemm_int4, gemm_int8, gemm_nf4 ...
 
     Weights of 4 bits that gemm_int4 does not take (float zero points, act-order, other groups, float32) are multiplied
