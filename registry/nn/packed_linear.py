@@ -9,8 +9,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ..api import call, weights_changed
-from ..contracts.checks import HALVES
-from ..contracts.gemm_int4 import GROUP_SIZES, PER_WORD
+from ..contracts.gemm_int4 import takes
 from ..errors import InvalidArgumentError
 from ..packed import PackedWeight, quantize, zero_kind
 from ..packed.frozen import FrozenLayer
@@ -192,9 +191,8 @@ def product_op(weight: PackedWeight) -> str:
 
 def taken_by_gemm_int4(weight: PackedWeight) -> bool:
     """Whether gemm_int4 takes a weight of 4 bits but for its act-order: dtype, groups and zero points."""
-    k, size = weight.shape[1], weight.group_size
-    fits = k % PER_WORD == 0 and k % size == 0 and (size == k or size in GROUP_SIZES)
-    return fits and weight.scales.dtype in HALVES and zero_kind(weight.zeros) != "float"
+    known = takes(weight.scales.dtype, weight.shape[1], weight.group_size)
+    return known and zero_kind(weight.zeros) != "float"
 
 
 def _rounds(zeros: Any, dtype: torch.dtype) -> bool:
