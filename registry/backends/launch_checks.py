@@ -5,13 +5,47 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..artifact import RunItem, Signature
-from ..author_code import at_method, where_written
+from ..author_code import at_method, where_raised, where_written
+from ..device import Device
 from ..errors import CompileError, InvalidDefinitionError, MisnamedError
 from ..implementation import Implementation, Launch
-from ..problem import TensorSpec
+from ..problem import Problem, TensorSpec
+from ..space import Config
+
+
+class _NamedConfig(dict[str, Any]):
+    """A configuration; ``unknown`` is the parameter without a value that was read last."""
+
+    unknown: object = None
+
+    def __missing__(self, name: object) -> Any:
+        self.unknown = name
+        raise KeyError(name)
+
+
+def launches_for(implementation: Any, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
+    """What ``launch`` of an implementation returns, as a tuple.
+
+    Raises MisnamedError with the known names for a parameter that the configuration lacks, InvalidDefinitionError for
+    what is no launch, and other exceptions of ``launch``.
+    """
+    try:
+        given = implementation.launch(problem, config, device)
+    except KeyError as fault:
+        named = _NamedConfig(config)
+        # only a configuration that notes what is read tells its names from those of the author's other mappings
+        with suppress(Exception):
+            implementation.launch(problem, named, device)
+        if named.unknown is None or fault.args != (named.unknown,):
+            raise
+        place = where_raised(fault, implementation)
+        where = f"in launch() of {implementation.name}{place}"
+        raise MisnamedError("parameter", str(named.unknown), config, where) from fault
+    return (given,) if type(given) is Launch else launches_of(implementation, given)
 
 
 def launches_of(implementation: Implementation, given: Any) -> tuple[Launch, ...]:
