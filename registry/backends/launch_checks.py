@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from numbers import Integral, Real
 from typing import Any
 
 from ..artifact import RunItem, Signature
@@ -59,6 +61,27 @@ def launches_of(implementation: Implementation, given: Any) -> tuple[Launch, ...
             f"{implementation.name}: launch() returned {given!r:.80}, expected a Launch or several in order{place}"
         )
     return launches
+
+
+def macro_values(launch: Launch) -> dict[str, bool | int | float | str]:
+    """The constants of a launch, as macros of C++ or CUDA can hold them.
+
+    Raises InvalidDefinitionError for a value that is no bool, finite number or text.
+    """
+    return {name: _macro_value(launch, name, value) for name, value in launch.constants.items()}
+
+
+def _macro_value(launch: Launch, name: str, value: Any) -> bool | int | float | str:
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real) and math.isfinite(value):
+        return float(value)
+    raise launch.fault(
+        f"the constant {name} is {value!r:.80}, which is no macro",
+        "expected a bool, a finite number, or a text that stands in the kernel as it is, e.g. a type's name",
+    )
 
 
 def argument_of(launch: Launch, title: Callable[[], str], name: str, signature: Signature) -> RunItem:

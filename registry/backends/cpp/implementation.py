@@ -21,7 +21,7 @@ from ...source_files import kernel_texts
 from ...space import Config
 from .. import compiler_environment
 from ..kernel_signature import check_kernel
-from ..launch_checks import argument_of, launches_for, placed, refuse_empty
+from ..launch_checks import argument_of, launches_for, macro_values, placed, refuse_empty
 from ..launch_forms import Forms, form_key, launch_key
 from ..launch_numbers import numbers_of
 from ..written_run import Operands, WrittenForm, WrittenRun
@@ -121,7 +121,7 @@ class CppImplementation(Implementation):
         for name in sorted(launch.options.keys() - {"flags"}):
             raise MisnamedError("option", name, ["flags"], f"in the Launch at {launch.place} of {self.name}")
         spec = {
-            "defines": {name: self._define(name, value) for name, value in launch.constants.items()},
+            "defines": {name: self._define(name, value) for name, value in macro_values(launch).items()},
             "flags": [str(flag) for flag in launch.options.get("flags", ())],
             "arguments": "".join(self._kind(launch, argument, signature) for argument in launch.args),
         }

@@ -264,3 +264,20 @@ def test_a_key_of_another_mapping_that_a_launch_lacks_stays_what_it_is() -> None
     with pytest.raises(KeyError, match="'tt'") as told:
         Misspelling(reads_config=False).launches(PROBLEM, {"t": 4}, Device.of("cpu"))
     assert not isinstance(told.value, MisnamedError)
+
+
+@pytest.mark.parametrize("value", [[1, 2], None, {"a": 1}, float("nan"), torch.float32, 1j])
+def test_a_constant_that_is_no_macro_is_told_with_the_line_of_the_launch(value: Any) -> None:
+    launch = Launch(SUM, grid=(1,), args=("y", 10, 1), constants={"A": value})
+    told = rf"Launch at .*test_implementation\.py:{launch.line[1]}: the constant A is .*\n.*expected a bool, a finite"
+    with pytest.raises(InvalidDefinitionError, match=told):
+        run(Probe(launch), {"y": torch.zeros(16, dtype=torch.int64)}, {})
+
+
+def test_numbers_of_numpy_are_macros() -> None:
+    numpy = pytest.importorskip("numpy")
+    fill = CppKernel("void fill(double *y) { y[0] = A; y[1] = B; }", "fill")
+    y = torch.zeros(2, dtype=torch.float64)
+    constants = {"A": numpy.int64(3), "B": numpy.float32(0.5)}
+    run(Probe(Launch(fill, grid=(1,), args=("y",), constants=constants)), {"y": y}, {})
+    assert y.tolist() == [3.0, 0.5]
