@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
@@ -20,6 +21,7 @@ from .dispatch.torch_side import operators
 from .dispatch.torch_side.profiles import PROFILE_VARIABLE
 from .errors import InvalidArgumentError, UnsupportedError
 from .implementation import Implementation
+from .untrusted.visible import visible
 
 if TYPE_CHECKING:
     from .dispatch.warmup import Warmed
@@ -120,12 +122,14 @@ def tune(  # noqa: PLR0913  (an option each)
     ``configure`` names. ``sampler``: a built-in one ("registry", "tpe", "gp", "nsgaii", "random"), one that a package
     registers, or ``module:name``. ``storage``: a file or URL in which Optuna keeps the searches, "" for none.
     ``all_sizes``: tune each problem, also if one winner transfers to more than four of them.
-    Raises RegistryError for unknown names and dimensions, and UnsupportedError for an op that nobody implements, before
-    anything is measured.
+    Problems that no implementation supports, or that do not fit the device's memory, have no result: a RuntimeWarning
+    tells each reason after the run. Raises RegistryError for unknown names and dimensions, and UnsupportedError for an
+    op that nobody implements, before anything is measured.
     """
     from .tuner.limits import Budget
     from .tuner.options import TuneOptions
     from .tuner.run import tune as run
+    from .tuner.skipped import SkippedProblems
 
     contract = dispatcher.catalog.op(name_of_op(op))
     names = names_of("tune", "implementations", implementations)
@@ -142,8 +146,13 @@ def tune(  # noqa: PLR0913  (an option each)
         raise UnsupportedError(f"tune: {no_implementation(contract)}")
     there = (Device.best(),) if device is None else devices_of(device)
     catalog = dispatcher.catalog
-    results = run(told.all, catalog=catalog, device=there, database=place, options=options, counts=told.counts)
+    skipped = SkippedProblems()
+    results = run(
+        told.all, catalog=catalog, device=there, database=place, options=options, counts=told.counts, observer=skipped
+    )
     dispatcher.forget()
+    for text in skipped.texts():
+        warnings.warn(visible(text), RuntimeWarning, stacklevel=2)
     return results
 
 

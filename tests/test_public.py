@@ -80,7 +80,12 @@ def test_what_was_tuned_is_called_at_once(tmp_path: Path) -> None:
         dims: dict[str, int | float | str | bool] = {"n": 1234, "dtype": "float32"}
         names = ("torch.native",)
         assert registry.tune("square", [dims], device="cpu", time_limit=1e-6, implementations=names) == ()
-        (result,) = registry.tune("square", [dims], device="cpu", trials=1, budget=5, implementations=names)
+        reason = r"tune: square\(n=35184372088832, dtype=float32\) skipped: needs \d+ GiB"
+        with pytest.warns(RuntimeWarning, match=reason) as warned:
+            (result,) = registry.tune(
+                "square", [{**dims, "n": 1 << 45}, dims], device="cpu", trials=1, budget=5, implementations=names
+            )
+        assert {warning.filename for warning in warned} == {__file__}
         told = registry.explain("square", x)
         assert (told.step, told.implementation) == ("exact", result.implementation)
         torch.testing.assert_close(registry.call("square", x), x * x)

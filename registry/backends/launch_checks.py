@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from numbers import Integral, Real
 from typing import Any
 
 from ..artifact import RunItem, Signature
-from ..author_code import at_method, where_written
+from ..author_code import at_method, where_raised, where_written
+from ..device import Device
 from ..errors import CompileError, InvalidDefinitionError, MisnamedError
 from ..implementation import Implementation, Launch
-from ..problem import TensorSpec
+from ..problem import Problem, TensorSpec
+from ..space import Config
+
+
+class _NamedConfig(dict[str, Any]):
+    """A configuration; ``unknown`` is the parameter without a value that was read last."""
+
+    unknown: object = None
+
+    def __missing__(self, name: object) -> Any:
+        self.unknown = name
+        raise KeyError(name)
+
+
+def launches_for(implementation: Any, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
+    """What ``launch`` of an implementation returns, as a tuple.
+
+    Raises MisnamedError with the known names for a parameter that the configuration lacks, InvalidDefinitionError for
+    what is no launch, and other exceptions of ``launch``.
+    """
+    try:
+        given = implementation.launch(problem, config, device)
+    except KeyError as fault:
+        named = _NamedConfig(config)
+        # only a configuration that notes what is read tells its names from those of the author's other mappings
+        with suppress(Exception):
+            implementation.launch(problem, named, device)
+        if named.unknown is None or fault.args != (named.unknown,):
+            raise
+        place = where_raised(fault, implementation)
+        where = f"in launch() of {implementation.name}{place}"
+        raise MisnamedError("parameter", str(named.unknown), config, where) from fault
+    return (given,) if type(given) is Launch else launches_of(implementation, given)
 
 
 def launches_of(implementation: Implementation, given: Any) -> tuple[Launch, ...]:
@@ -25,6 +61,27 @@ def launches_of(implementation: Implementation, given: Any) -> tuple[Launch, ...
             f"{implementation.name}: launch() returned {given!r:.80}, expected a Launch or several in order{place}"
         )
     return launches
+
+
+def macro_values(launch: Launch) -> dict[str, bool | int | float | str]:
+    """The constants of a launch, as macros of C++ or CUDA can hold them.
+
+    Raises InvalidDefinitionError for a value that is no bool, finite number or text.
+    """
+    return {name: _macro_value(launch, name, value) for name, value in launch.constants.items()}
+
+
+def _macro_value(launch: Launch, name: str, value: Any) -> bool | int | float | str:
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real) and math.isfinite(value):
+        return float(value)
+    raise launch.fault(
+        f"the constant {name} is {value!r:.80}, which is no macro",
+        "expected a bool, a finite number, or a text that stands in the kernel as it is, e.g. a type's name",
+    )
 
 
 def argument_of(launch: Launch, title: Callable[[], str], name: str, signature: Signature) -> RunItem:

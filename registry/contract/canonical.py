@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..author_code import at
+from ..errors import InvalidDefinitionError
+
 if TYPE_CHECKING:
     from .op import Op
 
@@ -36,7 +39,8 @@ that is canonical, or wrong in any form. Its code must be differentiable, and su
 def canonical_call(op: Op, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> CanonicalCall | None:
     """The canonical call for a call in another form that ``op.forms`` knows; None for every other call.
 
-    Raises InvalidArgumentError for arguments that such a form does not allow.
+    Raises InvalidArgumentError for arguments that such a form does not allow, and InvalidDefinitionError if ``forms``
+    returns anything else.
     """
     names = op.parsed.names
     if op.forms is None or len(args) > len(names):
@@ -48,4 +52,13 @@ def canonical_call(op: Op, args: tuple[Any, ...], attributes: Mapping[str, Any])
         given[name] = value
     # a nested tensor has no shape
     nested = any(isinstance(value, torch.Tensor) and value.is_nested for value in given.values())
-    return None if nested else op.forms(given)
+    if nested:
+        return None
+    found: Any = op.forms(given)
+    if found is not None and not (isinstance(found, CanonicalCall) and isinstance(found.values, Mapping)):
+        returned = f"CanonicalCall({found.values!r:.80})" if isinstance(found, CanonicalCall) else f"{found!r:.80}"
+        raise InvalidDefinitionError(
+            f"op {op.name!r}: forms() returned {returned}{at(op.forms)}",
+            hint="expected a CanonicalCall of the arguments by name, or None for a call that is in the schema's terms",
+        )
+    return found

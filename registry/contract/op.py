@@ -223,8 +223,26 @@ class Op:
     def bind(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
         """A user's call as the schema's values in order: flattened, defaults filled in, attributes coerced."""
         if self.flatten is not None:
-            args, attributes = self.flatten(*args, **attributes)
+            args, attributes = self.flattened(args, attributes)
         return self.parsed.bind(args, attributes)
+
+    def flattened(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any, Any]:
+        """A user's call in the schema's terms, of an op with a ``flatten``: arguments by position and by name.
+
+        Raises InvalidDefinitionError if ``flatten`` returns anything else.
+        """
+        assert self.flatten is not None
+        found: Any = self.flatten(*args, **attributes)
+        if not (
+            isinstance(found, tuple)
+            and len(found) == 2
+            and isinstance(found[0], tuple | list)
+            and (isinstance(found[1], dict) or isinstance(found[1], Mapping))  # noqa: SIM101  (torch.compile traces it)
+        ):
+            told = f"flatten() returned {type(found).__name__} {found!r:.80}"
+            hint = "expected two things, the arguments by position as a tuple and those by name as a mapping"
+            raise self._fault(self.flatten, told, hint)
+        return found
 
     def results(self, outputs: Outputs, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         """The results of a call: its outputs, then the current values of the arguments that it mutates.
@@ -382,7 +400,15 @@ class Op:
             check_choice(self.name, name, dims.get(name), values)
 
     def _traits(self, arguments: Arguments, told: Mapping[str, Value] | None) -> Traits:
-        return Traits(arguments if self.view is None else partial(self.view, arguments), told)
+        return Traits(arguments if self.view is None else partial(self._viewed, arguments), told)
+
+    def _viewed(self, arguments: Arguments) -> Arguments:
+        assert self.view is not None
+        found: Any = self.view(arguments)
+        if not isinstance(found, Arguments):
+            hint = "expected registry.Arguments: those that it was given, or e.g. arguments.mapped(...)"
+            raise self._fault(self.view, f"view() returned {found!r:.80}", hint)
+        return found
 
     def _check_dims(self, dims: Any) -> None:
         """Raise InvalidDefinitionError unless the result of ``problem`` has exactly the op's dimensions."""

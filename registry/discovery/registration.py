@@ -6,15 +6,21 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from ..author_code import at, at_class
 from ..backends.library_function import LibraryFunction
 from ..contract import Op
-from ..errors import InvalidDefinitionError
+from ..errors import InvalidDefinitionError, did_you_mean
 from ..implementation import Implementation
 from .backward_check import check_backward
 from .hooks import DEFINES
 from .plugin import DISTRIBUTION, Hook, Plugin
 
+_DEVICES = frozenset({"cpu", "cuda"})
+_EXISTING = "there are 'cpu' and 'cuda', which is torch's type of AMD's GPUs, too"
+_GPUS = frozenset({"gpu", "nvidia", "amd", "hip", "rocm"})
+"""Other names of what torch calls "cuda"."""
 _NAME = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)+\Z")
 
 
@@ -108,7 +114,29 @@ def _misdeclared(implementation: Implementation) -> str:
         return f"{shown}.preloads is a text, expected a tuple, ({implementation.preloads!r},)"
     if isinstance(implementation.device_types, str):
         return f"{shown}.device_types is a text, expected a set, {{{implementation.device_types!r}}}"
+    return _no_device_types(shown, implementation.device_types)
+
+
+def _no_device_types(shown: str, given: Any) -> str:
+    """Why device types, of which ops run on "cpu" and "cuda", cannot be used; "" if they can."""
+    if not isinstance(given, Collection) or not all(isinstance(one, str) for one in given):
+        return f'{shown}.device_types is {given!r:.80}, expected a set, e.g. {{"cuda"}}'
+    for name in sorted({*given}.difference(_DEVICES)):
+        if not _is_torchs(name):
+            near = "cuda" if name in _GPUS or name.startswith("cuda:") else ""
+            hint = f"did you mean {near}?" if near else did_you_mean(name, _DEVICES)
+            return f"{shown}.device_types has {name!r}, which is no device type; {_EXISTING}{hint and f'; {hint}'}"
+    if not _DEVICES.intersection(given):
+        return f"{shown}.device_types is {given!r:.80}, so that it never runs; {_EXISTING}"
     return ""
+
+
+def _is_torchs(name: str) -> bool:
+    """True for a device type of torch, also of one on which no op runs."""
+    try:
+        return torch.device(name).type == name
+    except RuntimeError:
+        return False
 
 
 def _misnamed(implementation: Implementation, known: Mapping[str, Implementation]) -> str:

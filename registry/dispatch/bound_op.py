@@ -57,7 +57,6 @@ class BoundOp:
         self.ready_to_trace = _definer(self)
         self.mode = mode
         self._forcing = forcing
-        self._flatten = op.flatten
         self._reference = op.reference
         self.plans = Plans(op, catalog, winners, mode)
         serves = lambda: torch_ops.serves(self)  # noqa: E731 - a method cannot be passed before its object is complete
@@ -93,8 +92,8 @@ class BoundOp:
         check_form(self.op, args, attributes)
         if (other := canonical_call(self.op, args, attributes)) is not None:
             args, attributes = (), dict(other.values)
-        if self._flatten is not None:
-            args, attributes = self._flatten(*args, **attributes)  # type: ignore[assignment]
+        if self.op.flatten is not None:
+            args, attributes = self.op.flattened(args, attributes)
         return self.explain_flat(args, attributes)
 
     def explain_flat(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Explanation:
@@ -123,8 +122,8 @@ class BoundOp:
     def generic(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
         """Answer a call of any form. Raises the schema's errors."""
         check_form(self.op, args, attributes)
-        if self._flatten is not None and self.miss.traced_by_fx(args, attributes):
-            args, attributes = self._flatten(*args, **attributes)
+        if self.op.flatten is not None and self.miss.traced_by_fx(args, attributes):
+            args, attributes = self.op.flattened(args, attributes)
             return self.miss.answer(args, attributes)
         other = canonical_call(self.op, args, attributes)
         return self.run(self.op.bind(args, attributes)) if other is None else other.answered(self.call)
@@ -156,8 +155,8 @@ class BoundOp:
         other = canonical_call(self.op, args, attributes)
         if other is not None:
             return other.answered(self._traced_by_name)
-        if self._flatten is not None:
-            args, attributes = self._flatten(*args, **attributes)
+        if self.op.flatten is not None:
+            args, attributes = self.op.flattened(args, attributes)
         return self.traced_flat(args, attributes)
 
     def _traced_by_name(self, **values: Any) -> Any:

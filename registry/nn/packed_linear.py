@@ -9,10 +9,10 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ..api import call, weights_changed
-from ..contracts.checks import HALVES
-from ..contracts.gemm_int4 import GROUP_SIZES, PER_WORD
+from ..contracts.gemm_int4 import takes
 from ..errors import InvalidArgumentError
 from ..packed import PackedWeight, quantize, zero_kind
+from ..packed.frozen import FrozenLayer
 from ..tracing import constants_of
 
 _PARTS = ("qweight", "scales", "zeros", "g_idx")
@@ -20,7 +20,7 @@ _WITHOUT_BIAS = frozenset({"gemm_int4"})
 """Ops without a bias argument: the module adds the bias to their output."""
 
 
-class PackedLinear(torch.nn.Module):
+class PackedLinear(FrozenLayer):
     """``x @ weight.T + bias`` with a PackedWeight, by the op of the weight's bits: gemm_int4, gemm_int8, gemm_nf4 ...
 
     Weights of 4 bits that gemm_int4 does not take (float zero points, act-order, other groups, float32) are multiplied
@@ -191,9 +191,8 @@ def product_op(weight: PackedWeight) -> str:
 
 def taken_by_gemm_int4(weight: PackedWeight) -> bool:
     """Whether gemm_int4 takes a weight of 4 bits but for its act-order: dtype, groups and zero points."""
-    k, size = weight.shape[1], weight.group_size
-    fits = k % PER_WORD == 0 and k % size == 0 and (size == k or size in GROUP_SIZES)
-    return fits and weight.scales.dtype in HALVES and zero_kind(weight.zeros) != "float"
+    known = takes(weight.scales.dtype, weight.shape[1], weight.group_size)
+    return known and zero_kind(weight.zeros) != "float"
 
 
 def _rounds(zeros: Any, dtype: torch.dtype) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 
 from ..api import call
 from ..errors import InvalidArgumentError
+from ..packed.frozen import FrozenLayer, FrozenWeight
 from ..problem import dtype_name
 from .exact_buffers import ExactBuffers
 
@@ -15,7 +17,8 @@ DTYPES = (torch.float8_e4m3fn, torch.int8)
 OUT_DTYPES = {dtype: dtype_name(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)}
 
 
-class ScaledWeight(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ScaledWeight(FrozenWeight):
     """The weight ``levels * scales`` of a ScaledLinear, which shares the module's tensors."""
 
     levels: torch.Tensor
@@ -32,7 +35,7 @@ class ScaledWeight(NamedTuple):
         return self.scales.dtype
 
 
-class ScaledLinear(ExactBuffers):
+class ScaledLinear(FrozenLayer, ExactBuffers):
     """``x @ weight.T + bias`` by quantize_per_token and scaled_mm: a scale for each output and each token.
 
     levels  the weight over its scales, float8_e4m3fn or int8 ``[N, K]``, a buffer; frozen

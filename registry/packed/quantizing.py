@@ -85,16 +85,24 @@ def _rounding(
 
 
 def _nearest(groups: torch.Tensor, dtype: torch.dtype, bits: int, symmetric: bool) -> _Rounded:
-    """Groups rounded to evenly spaced levels."""
-    top = 2**bits - 1
+    """Groups rounded to evenly spaced levels that are finite in ``dtype``.
+
+    Beside the largest numbers of ``dtype`` an outer level may be none of them: its elements are rounded to the next
+    one. In float16 that costs 0 to 3% of the root mean square error of such groups.
+    """
+    top, largest = 2**bits - 1, torch.finfo(dtype).max
     if symmetric:
-        scales = _stored(groups.abs().amax(-1) / (top // 2), dtype)
+        # less than what ``dtype`` may round up to a scale whose outer level it does not hold
+        most = largest / (top // 2) * (1 - torch.finfo(dtype).eps)
+        scales = _stored((groups.abs().amax(-1) / (top // 2)).clamp(max=most), dtype)
         zeros = torch.full_like(scales, symmetric_zero(bits))
     else:
         low = groups.amin(-1).clamp(max=0.0)
         scales = _stored((groups.amax(-1).clamp(min=0.0) - low) / top, dtype)
         zeros = (-low / scales.float()).round_().clamp_(0, top).to(dtype)
-    q = ((groups / scales.float().unsqueeze(-1)).round_() + zeros.float().unsqueeze(-1)).clamp_(0, top)
+    reach = (largest / scales.float()).floor_()
+    first, last = ((zeros.float() + side * reach).clamp_(0, top).unsqueeze(-1) for side in (-1, 1))
+    q = ((groups / scales.float().unsqueeze(-1)).round_() + zeros.float().unsqueeze(-1)).clamp_(first, last)
     return q, scales, None if symmetric else zeros
 
 

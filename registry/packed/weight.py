@@ -27,13 +27,14 @@ from .formats.compressed_tensors import compressed_tensors_parts
 from .formats.gptq import gptq_parts
 from .formats.hqq import hqq_parts
 from .formats.torchao import torchao_parts
+from .frozen import FrozenWeight
 from .layout import LAYOUT, column_pieces, dequantized, layout_name
 
 VERSION = 1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PackedWeight:
+class PackedWeight(FrozenWeight):
     """A linear layer's weight in a few bits; ``shape`` is the logical one, ``(N, K)`` as ``torch.nn.Linear`` holds it.
 
     qweight     int32 ``[ceil(K / per_word), N]``, see ``layout``

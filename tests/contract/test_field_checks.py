@@ -129,6 +129,39 @@ def test_rows_that_name_nothing_are_refused() -> None:
         registry.rows_op("own::same(Tensor x) -> Tensor y", lambda x: x.clone(), rows=("x", "z"))
 
 
+WRONG_RETURNS: dict[str, tuple[str, Any, str]] = {
+    "forms: dict": ("forms", lambda given: given, r"forms\(\) returned \{'x': .*CanonicalCall of the arguments"),
+    "forms: values": ("forms", lambda given: registry.CanonicalCall(3), r"forms\(\) returned CanonicalCall\(3\)"),  # type: ignore[arg-type]
+    "flatten: one": ("flatten", lambda x: (x,), r"flatten\(\) returned tuple \(tensor.*as a mapping"),
+    "flatten: tensor": ("flatten", lambda x: x, r"flatten\(\) returned Tensor tensor"),
+    "flatten: no tuple": ("flatten", lambda x: (x, {}), r"flatten\(\) returned tuple"),
+}
+
+
+@pytest.mark.parametrize(("field", "function", "message"), WRONG_RETURNS.values(), ids=list(WRONG_RETURNS))
+def test_a_function_that_returns_another_type_is_told_with_its_op_and_line(
+    tmp_path: Path, field: str, function: Any, message: str
+) -> None:
+    given: dict[str, Any] = {field: function}
+    op = replace(SQUARE, name="own::square", schema=SQUARE.schema.replace("square(", "own::square("), **given)
+    catalog = Catalog(entry_points=())
+    catalog.define(op)
+    dispatcher = Dispatcher(catalog, database=str(tmp_path / "tuning.db"))
+    for ask in (dispatcher.call, dispatcher.explain):
+        with pytest.raises(InvalidDefinitionError, match=rf"(?s)op 'own::square': {message}") as told:
+            ask("own::square", torch.ones(3))
+        assert f"{HERE}:" in told.value.message
+
+
+@pytest.mark.parametrize("returned", [None, {}])
+def test_a_view_that_returns_another_type_is_told_when_a_trait_is_asked_for(returned: Any) -> None:
+    op = replace(SQUARE, view=lambda arguments: returned)
+    problem = op.pose(op.arguments((torch.ones(3),)))
+    message = rf"op 'square': view\(\) returned {returned} \(.*{HERE}:\d+\)\n.*expected registry\.Arguments"
+    with pytest.raises(InvalidDefinitionError, match=message):
+        problem.traits["contiguous"]
+
+
 WRONG_OUTPUTS: dict[str, tuple[Any, str]] = {
     "number": (lambda x: (x, x), r"returned 2 outputs, expected 1: y"),
     "dtype": (lambda x: x.double(), r"returned an output that does not fit: y is float64, expected float32"),

@@ -78,3 +78,27 @@ def test_device_types_that_are_a_text_are_refused() -> None:
     kind = type("Wrong", (Own,), {"device_types": "cpu"})
     with pytest.raises(InvalidDefinitionError, match=r"device_types is a text, expected a set, .'cpu'."):
         Catalog(entry_points=()).register(kind())
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"gpu"}, "has 'gpu', which is no device type; there are 'cpu' and 'cuda'.*; did you mean cuda"),
+        ({"cpu", "cuda:0"}, "has 'cuda:0', which is no device type; .*; did you mean cuda"),
+        ({"cudaa"}, "has 'cudaa', which is no device type; .*; did you mean cuda"),
+        (set(), r"is set\(\), so that it never runs; there are 'cpu' and 'cuda'"),
+        ({"mps"}, "is {'mps'}, so that it never runs"),
+        (None, "is None, expected a set"),
+        ({1}, r"is \{1\}, expected a set"),
+    ],
+)
+def test_device_types_that_do_not_exist_are_told_with_those_that_do(given: Any, told: str) -> None:
+    kind = type("Wrong", (Own,), {"device_types": given})
+    with pytest.raises(InvalidDefinitionError, match=f"Wrong.device_types {told}"):
+        Catalog(entry_points=()).register(kind())
+
+
+def test_device_types_may_name_one_that_torch_has_beside_those_of_ops() -> None:
+    catalog = Catalog(entry_points=())
+    catalog.register(type("Own", (Own,), {"device_types": ["cpu", "xpu"]})())
+    assert [one.name for one in catalog.implementations("rms_norm")] == ["a.own"]

@@ -264,3 +264,35 @@ def test_only_the_last_group_of_an_order_may_be_shorter() -> None:
     assert replace(made, g_idx=order.flip(0)).g_idx is not None
     with pytest.raises(InvalidArgumentError, match="g_idx has 8 elements in group 0\n  only the last group"):
         replace(made, g_idx=(3 - order).clone())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "share"),
+    [
+        (torch.float16, 0.92), (torch.float16, 0.97), (torch.float16, 1.0),
+        # the range of a group must be a number of float32
+        (torch.bfloat16, 0.49), (torch.float32, 0.49),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_levels_are_finite_beside_the_largest_numbers(
+    bits: int, symmetric: bool, dtype: torch.dtype, share: float
+) -> None:
+    largest = torch.finfo(dtype).max * share
+    signs = torch.randn(256, 64, generator=torch.Generator().manual_seed(0)).clamp(-1, 1)
+    signs[:64] = signs[:64].abs()
+    weight = (signs.double() * largest).clamp(-largest, largest).to(dtype)
+    packed = quantize(weight, bits=bits, group_size=32, symmetric=symmetric)
+    found = packed.dequantize()
+    assert found.isfinite().all()
+    # an element of a level that is too large is at most a step from the next one
+    step = packed.scales.T.double().repeat_interleave(32, 1)
+    assert ((found.double() - weight.double()).abs() <= step * (1 + 2**-7)).all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_largest_numbers_keep_their_level_in_symmetric_weights(bits: int) -> None:
+    weight = torch.full((1, 32), torch.finfo(torch.float16).max, dtype=torch.float16)
+    found = quantize(weight, bits=bits, group_size=32, symmetric=True).dequantize()
+    assert (found.double() / weight.double() - 1).abs().max() < 2**-8

@@ -21,7 +21,7 @@ from ...source_files import kernel_texts
 from ...space import Config
 from .. import compiler_environment
 from ..kernel_signature import check_kernel
-from ..launch_checks import argument_of, launches_of, placed, refuse_empty
+from ..launch_checks import argument_of, launches_for, macro_values, placed, refuse_empty
 from ..launch_forms import Forms, form_key, launch_key
 from ..launch_numbers import numbers_of
 from ..written_run import Operands, WrittenForm, WrittenRun
@@ -72,7 +72,7 @@ class CppImplementation(Implementation):
 
     def launches(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
         """The launches of a problem with a configuration, in order."""
-        return launches_of(self, self.launch(problem, config, device))
+        return launches_for(self, problem, config, device)
 
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
         """One variant per launch: the source, the macros, the flags and the kinds of the arguments."""
@@ -121,7 +121,7 @@ class CppImplementation(Implementation):
         for name in sorted(launch.options.keys() - {"flags"}):
             raise MisnamedError("option", name, ["flags"], f"in the Launch at {launch.place} of {self.name}")
         spec = {
-            "defines": {name: self._define(name, value) for name, value in launch.constants.items()},
+            "defines": {name: self._define(name, value) for name, value in macro_values(launch).items()},
             "flags": [str(flag) for flag in launch.options.get("flags", ())],
             "arguments": "".join(self._kind(launch, argument, signature) for argument in launch.args),
         }

@@ -20,7 +20,7 @@ from ...source_files import kernel_texts
 from ...space import Config
 from .. import estimate
 from ..kernel_signature import check_kernel
-from ..launch_checks import launches_of, placed, refuse_empty
+from ..launch_checks import launches_for, macro_values, placed, refuse_empty
 from ..launch_forms import Forms, form_key, launch_key
 from ..misaligned_run import MisalignedRun, compiled_run
 from ..programmatic_launch import OPTION, launches_dependents, waits
@@ -184,8 +184,7 @@ class CudaImplementation(Implementation):
         yield from (text for text in kernel_texts(*own_classes(self)) if text != self.source)
 
     def _launches(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
-        given = self.launch(problem, config, device)
-        return (given,) if type(given) is Launch else launches_of(self, given)
+        return launches_for(self, problem, config, device)
 
     def _variant(self, launch: Launch, signature: Signature) -> Variant:
         kernel, options = launch.kernel, dict(launch.options)
@@ -198,7 +197,7 @@ class CudaImplementation(Implementation):
         _check_dependent(launch, kernel)
         options = {name: value for name, value in options.items() if name not in _OF_LAUNCH}
         spec = {
-            "constants": dict(launch.constants),
+            "constants": macro_values(launch),
             "options": options,
             "block": block,
             "cluster": list(launch.cluster),

@@ -135,7 +135,10 @@ def load_inline(
     It accepts contiguous tensors only. Write a subclass for a space, limits or other arguments.
     """
     declared = {"op": op, "name": name, "function": function, "cpp_source": cpp_source, "cuda_source": cuda_source}
-    options = {"returns_outputs": returns_outputs, "device_types": frozenset(device_types)}
+    options = {
+        "returns_outputs": returns_outputs,
+        "device_types": frozenset({device_types} if isinstance(device_types, str) else device_types),
+    }
     return _Pasted({**declared, **options, "flags": tuple(flags)})
 
 

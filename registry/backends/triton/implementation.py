@@ -29,7 +29,7 @@ from ...space import Config
 from .. import compiler_environment
 from ..estimate import shared_limit
 from ..kernel_limit import check_room
-from ..launch_checks import launches_of, refuse_empty
+from ..launch_checks import launches_for, refuse_empty
 from ..launch_forms import Forms, form_key, launch_key
 from ..misaligned_run import MisalignedRun, compiled_run
 from ..programmatic_launch import OPTION, waits
@@ -74,8 +74,7 @@ class TritonImplementation(Implementation):
         """``launch`` as a tuple. Raises DeviceError for a CPU outside the interpreter."""
         if device.type != "cuda" and not INTERPRETED:
             raise DeviceError(f"{self.name} of {self.op}: {device} runs Triton under TRITON_INTERPRET=1 alone")
-        given = self.launch(problem, config, device)
-        return (given,) if type(given) is Launch else launches_of(self, given)
+        return launches_for(self, problem, config, device)
 
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
         """One variant per launch; none in the interpreter, which compiles nothing."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from ...errors import InvalidArgumentError
 from ...packed import LAYOUT, check_parts
 from ...problem import Arguments, Problem, TensorSpec, Value, dtype_name
@@ -10,6 +12,24 @@ from ..checks import HALVES, float_dtype, float_tensor, positive, shape_text
 BITS = 4
 PER_WORD = 8
 GROUP_SIZES = (32, 64, 128)
+
+
+def takes(dtype: torch.dtype, k: int, group_size: int) -> bool:
+    """Whether gemm_int4 takes a weight of ``k`` columns with scales in a dtype, and integer zero points or none."""
+    whole = k % PER_WORD == 0 and k % group_size == 0 and (group_size == k or group_size in GROUP_SIZES)
+    return whole and dtype in HALVES
+
+
+def filling_group_size(group_size: int, k: int) -> int:
+    """The group size for a weight of ``k`` columns: ``k`` at most, and below it the largest whose groups fill them.
+
+    The given one where there is none, or where it is not one of gemm_int4's.
+    """
+    if group_size not in GROUP_SIZES or k % PER_WORD:
+        return group_size
+    if k <= group_size:
+        return k
+    return max((smaller for smaller in GROUP_SIZES if smaller <= group_size and k % smaller == 0), default=group_size)
 
 
 def dims_beside(arguments: Arguments, name: str) -> tuple[TensorSpec, dict[str, Value]]:

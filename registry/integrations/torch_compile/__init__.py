@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...errors import InvalidArgumentError
+from ...api_checks import names_of
+from ...errors import InvalidArgumentError, did_you_mean
 from . import replacing
 from .patterns import OPS
 from .replacing import Replacements
@@ -29,16 +30,22 @@ def enable(ops: Iterable[str] = OPS, *, training: bool = False) -> None:
     """Replace calls of these ops from the next compilation on. Another call of ``enable`` changes the settings.
 
     ``training``: also in graphs that need gradients, whose backward ops dispatch then chooses, by winners or defaults.
-    Raises InvalidArgumentError for an op that is not among ``patterns.OPS``.
+    Raises InvalidArgumentError for anything but one or more ops among ``patterns.OPS``, and True or False.
     """
     if not isinstance(training, bool):
         raise InvalidArgumentError(f"torch_compile.enable: training={training!r}, expected True or False")
-    wanted = (ops,) if isinstance(ops, str) else tuple(ops)
+    wanted = names_of("torch_compile.enable", "ops", ops)
     for name in wanted:
         if name not in OPS:
+            near = did_you_mean(name, OPS)
             raise InvalidArgumentError(
-                f"torch_compile.enable: {name!r} is not recognised", hint=f"expected some of {', '.join(OPS)}"
+                f"torch_compile.enable: {name!r} is not recognised",
+                hint=f"{near}{near and ' '}expected some of {', '.join(OPS)}",
             )
+    if not wanted:
+        raise InvalidArgumentError(
+            "torch_compile.enable: no ops", hint=f"expected some of {', '.join(OPS)}; disable() replaces nothing"
+        )
     replacing.install(frozenset(wanted), training)
 
 

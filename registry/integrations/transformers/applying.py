@@ -275,6 +275,9 @@ def _replace_loss(model: Any, report: ApplyReport, *, fused: bool) -> None:
 def _fuse_loss(model: Any, report: ApplyReport) -> None:
     output = output_layer(model)
     layer = getattr(model, output) if output else None
+    if type(layer) is torch.nn.Linear and is_spread(layer.weight):
+        report.leave(f"loss without logits in training: {SPREAD}", output)
+        return
     # between_output_and_loss tells of another program's forward
     if not isinstance(layer, LinearForward) and not (type(layer) is torch.nn.Linear and other_forward(layer)):
         report.leave("loss without logits in training: the model has no dense output layer of its own", output)

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ...problem import Value
+from ...contracts.gemm_int4 import filling_group_size, takes
+from ...problem import Value, torch_dtype
 from .description import Attention, Decoder, Experts, FeedForward, Layer, Product
 from .workload import Phase, Workload, phases
 
@@ -20,8 +21,13 @@ Called = tuple[str, Mapping[str, Value]]
 CalledKey = tuple[str, tuple[tuple[str, Value], ...]]
 """A ``Called`` that can be counted."""
 
-_PACKED = ("int8", "int2", "int1", "nf4")
-"""Quantised models whose layers call an op of that name, of packed weights with any zero points, and a bias."""
+_PACKED = {"int8": "gemm_int8", "int4": "gemm_w4a16", "int2": "gemm_int2", "int1": "gemm_int1", "nf4": "gemm_nf4"}
+"""The op of packed weights with any zero points, and a bias, by the quantisation of the layers.
+
+Weights of 4 bits are multiplied by gemm_int4 where it takes them.
+"""
+_BY_FOUR_BITS = ("int4", "w4a8")
+"""Quantised models whose layers have groups that fill a row where such groups exist."""
 _PACKED_EXPERTS = ("int4", "w4a8")
 """Quantised models whose experts have packed weights, and whole activations."""
 _SCALED = ("fp8", "w8a8")
@@ -249,12 +255,14 @@ class _Step:
         sizes: Dims = {"m": m, "n": product.outputs, "k": product.inputs}
         kind = "none" if product.dense else self._workload.quantize
         group = min(self._workload.group_size, product.inputs)
-        symmetric = self._workload.symmetric
-        if kind == "int4":
+        if kind in _BY_FOUR_BITS:
+            group = filling_group_size(group, product.inputs)
+        if kind == "int4" and takes(torch_dtype(self._dtype), product.inputs, group):
+            symmetric = self._workload.symmetric
             yield "gemm_int4", {**sizes, "group_size": group, "bits": 4, "symmetric": symmetric, "dtype": self._dtype}
         elif kind in _PACKED:
             form: Dims = {"group_size": group, "zeros": self._zeros(kind), "act_order": False}
-            yield f"gemm_{kind}", {**sizes, **form, "bias": product.bias, "dtype": self._dtype}
+            yield _PACKED[kind], {**sizes, **form, "bias": product.bias, "dtype": self._dtype}
         elif kind in _ROUNDED:
             rounded = _ROUNDED[kind]
             yield self._rounding(m, product.inputs)
@@ -269,8 +277,13 @@ class _Step:
             yield from self._differentiated("linear", {**sizes, "bias": product.bias, "dtype": self._dtype})
 
     def _zeros(self, kind: str) -> str:
-        """The kind of zero points of packed weights: none of levels of a codebook."""
-        return "none" if self._workload.symmetric or kind == "nf4" else "integer"
+        """The kind of zero points of packed weights: none of levels of a codebook.
+
+        In float32 they are taken for any numbers; those of one bit are in float32 whatever the dtype of the scales.
+        """
+        if self._workload.symmetric or kind == "nf4":
+            return "none"
+        return "float" if kind == "int1" or self._dtype == "float32" else "integer"
 
     def _rounding(self, m: int, k: int) -> Called:
         """The call that rounds activations, with a scale for each of ``m`` rows."""

@@ -15,7 +15,7 @@ from registry.artifact import Artifact, Built, Signature, Target
 from registry.backends.cpp import CppImplementation, CppKernel
 from registry.backends.cpp.compiler import find_compiler
 from registry.device import Device
-from registry.errors import CompileError, InvalidDefinitionError
+from registry.errors import CompileError, InvalidDefinitionError, MisnamedError
 from registry.implementation import Launch
 from registry.problem import Arguments, Problem, TensorSpec
 from registry.space import Config
@@ -237,3 +237,47 @@ def test_the_fingerprint_covers_the_kernels_of_base_classes() -> None:
 
 def test_the_systems_compiler_is_found_once() -> None:
     assert find_compiler() is find_compiler()
+
+
+class Misspelling(Probe):
+    """A launch that reads ``tt`` of its configuration, or of a mapping of its own."""
+
+    own: Mapping[str, int] = {"t": 1}
+
+    def __init__(self, *, reads_config: bool) -> None:
+        self.reads_config = reads_config
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> tuple[Launch, ...]:
+        threads = (config if self.reads_config else self.own)["tt"]
+        return (Launch(SUM, grid=(1,), args=("y", 10, threads)),)
+
+
+def test_a_parameter_that_the_configuration_lacks_is_told_with_those_it_has() -> None:
+    misspelling = Misspelling(reads_config=True)
+    place = r"\(.*test_implementation\.py:\d+\)"
+    with pytest.raises(MisnamedError, match=rf"unknown parameter 'tt' in launch\(\) of probe\.cpp {place}") as told:
+        misspelling.launches(PROBLEM, {"t": 4, "rows": 1}, Device.of("cpu"))
+    assert told.value.hint == "did you mean t?"
+
+
+def test_a_key_of_another_mapping_that_a_launch_lacks_stays_what_it_is() -> None:
+    with pytest.raises(KeyError, match="'tt'") as told:
+        Misspelling(reads_config=False).launches(PROBLEM, {"t": 4}, Device.of("cpu"))
+    assert not isinstance(told.value, MisnamedError)
+
+
+@pytest.mark.parametrize("value", [[1, 2], None, {"a": 1}, float("nan"), torch.float32, 1j])
+def test_a_constant_that_is_no_macro_is_told_with_the_line_of_the_launch(value: Any) -> None:
+    launch = Launch(SUM, grid=(1,), args=("y", 10, 1), constants={"A": value})
+    told = rf"Launch at .*test_implementation\.py:{launch.line[1]}: the constant A is .*\n.*expected a bool, a finite"
+    with pytest.raises(InvalidDefinitionError, match=told):
+        run(Probe(launch), {"y": torch.zeros(16, dtype=torch.int64)}, {})
+
+
+def test_numbers_of_numpy_are_macros() -> None:
+    numpy = pytest.importorskip("numpy")
+    fill = CppKernel("void fill(double *y) { y[0] = A; y[1] = B; }", "fill")
+    y = torch.zeros(2, dtype=torch.float64)
+    constants = {"A": numpy.int64(3), "B": numpy.float32(0.5)}
+    run(Probe(Launch(fill, grid=(1,), args=("y",), constants=constants)), {"y": y}, {})
+    assert y.tolist() == [3.0, 0.5]

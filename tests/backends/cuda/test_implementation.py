@@ -209,6 +209,19 @@ def test_variants_are_shared_between_sizes() -> None:
     assert one == other
 
 
+class Listed(Scale):
+    """A constant that no macro can be."""
+
+    def launch(self, problem: Problem, config: Mapping[str, Any], device: Device) -> Launch:
+        return replace(super().launch(problem, config, device), constants={"BLOCK": [1, 2]})
+
+
+def test_a_constant_that_is_no_macro_is_told_with_the_line_of_the_launch() -> None:
+    told = r"Launch at .*:\d+: the constant BLOCK is \[1, 2\], which is no macro"
+    with pytest.raises(InvalidDefinitionError, match=told):
+        variant(Listed())
+
+
 def test_macros_read_as_c() -> None:
     assert [nvrtc.macro("x", value) for value in (True, 3, 0.5, "__half")] == ["1", "3", "0.5f", "__half"]
     with pytest.raises(InvalidDefinitionError, match="constant x=inf"):

@@ -217,6 +217,26 @@ def test_graphs_of_torchs_caches_are_told_while_the_pass_is_installed(monkeypatc
     torch_compile.disable()
 
 
+@pytest.mark.parametrize(
+    ("ops", "told"),
+    [
+        (5, r"torch_compile\.enable\(ops=5\): 5 is no name"),
+        (None, r"torch_compile\.enable\(ops=None\): None is no name"),
+        ([torch.softmax], r"is no name"),
+        ([], r"no ops\n.*softmax.*disable\(\) replaces nothing"),
+        ("sofmax", r"'sofmax' is not recognised\n.*did you mean softmax\? expected some of softmax, rms_norm"),
+    ],
+)
+def test_settings_that_name_no_op_are_told_and_change_nothing(ops: Any, told: str) -> None:
+    torch_compile.enable("softmax")
+    try:
+        with pytest.raises(InvalidArgumentError, match=told):
+            torch_compile.enable(ops)
+        assert frozenset({"softmax"}) == replacing._PASS.ops
+    finally:
+        torch_compile.disable()
+
+
 PROGRAM = """
 import json
 import torch

@@ -400,3 +400,31 @@ def test_what_stays_of_models_with_layer_norms_is_told(family: str) -> None:
     assert left["residual sums: fused_add_rms_norm takes no layer norm"] == layers
     conv1d = [names for reason, names in left.items() if "Conv1D" in reason]
     assert [len(names) for names in conv1d] == ([8] if family == "gpt2" else [])
+
+
+# --- a packed output layer
+
+
+@pytest.mark.parametrize("quantize", ["int8", "fp8"])
+def test_resizing_and_tying_a_packed_output_layer_are_told(quantize: Any) -> None:
+    model = llama(num_hidden_layers=1)
+    apply(model, quantize=quantize, lm_head=True)
+    assert model.resize_token_embeddings() is model.model.embed_tokens  # nothing is resized
+    model.tie_weights()  # the model ties none
+    with pytest.raises(InvalidArgumentError, match="cannot be resized") as told:
+        model.resize_token_embeddings(120)
+    assert "load it in full precision, resize it, and quantise it then" in told.value.hint
+    model.config.tie_word_embeddings = True
+    with pytest.raises(InvalidArgumentError, match="cannot be tied") as told:
+        model.tie_weights()
+    assert "tie its weights, and quantise it then" in told.value.hint
+    assert logits(model).shape == (2, 11, 96)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_embeddings_are_resized_beside_packed_layers(tied: bool) -> None:
+    model = llama(num_hidden_layers=1, tie_word_embeddings=tied)
+    apply(model, quantize="int8")
+    model.resize_token_embeddings(120)
+    assert logits(model).shape == (2, 11, 120)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) is tied

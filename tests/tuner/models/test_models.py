@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 
 from registry.discovery.catalog import Catalog
 from registry.errors import InvalidArgumentError
+from registry.nn.packed_linear import product_op
+from registry.packed import quantize
 from registry.problem import Problem
 from registry.tuner.models.derive import Derived, derive, described
 from registry.tuner.models.names import config_of, names
@@ -161,6 +164,22 @@ def test_symmetric_weights_have_no_zero_points(box: Catalog) -> None:
     int4 = derived(box, "mixtral-8x7b-v0.1", Workload((1,), (64,), quantize="int4", symmetric=True))
     assert {symmetric for (symmetric,) in counted(int4, "gemm_int4", "symmetric")} == {True}
     assert {zeros for (zeros,) in counted(int4, "grouped_gemm_int4", "zeros")} == {"none"}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("group_size", [16, 128, 256])
+@pytest.mark.parametrize("kind", ["int8", "int4", "int2", "int1", "nf4"])
+def test_packed_layers_call_what_a_packed_linear_calls(
+    box: Catalog, kind: Quantization, group_size: int, symmetric: bool, dtype: str
+) -> None:
+    found = derived(box, "llama-3.1-8b", Workload((4,), (64,), dtype, kind, group_size, symmetric))
+    bits, codebook = (4, "nf4") if kind == "nf4" else (int(kind[3:]), None)
+    weight = quantize(torch.randn(8, 4096, dtype=getattr(torch, dtype)), bits, group_size, symmetric, codebook)
+    op = box.ops()[product_op(weight)]
+    called = op.pose(op.arguments(op.bind((torch.zeros(4, 4096, dtype=weight.dtype), weight), {})))
+    problem = next(one for one in found.shapes.problems[op.name] if (one.m, one.k) == (4, 4096))
+    assert {**problem.dims, "n": 8} == dict(called.dims)
 
 
 def test_experts_are_one_op_in_inference_and_grouped_products_in_training(box: Catalog) -> None:

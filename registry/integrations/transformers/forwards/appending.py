@@ -12,6 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from ....contracts.checks import WIDE
 from ....dispatch.torch_side.states import differentiating_otherwise
 from ....tracing import constants_of
+from ..proofs import SPREAD, is_spread
 from ..report import ApplyReport
 from ..swapping import Swapped, swap
 from .cache_appends import APPENDS, AppendProbe, AppendStep, filled_layer
@@ -71,7 +72,10 @@ def replace_appends(model: torch.nn.Module, attention: str, report: ApplyReport)
             inside = reversed(list(layers.named_modules())) if free and isinstance(layers, torch.nn.ModuleList) else ()
             for inner, module in inside:
                 cache, path = _cache_name(module), ".".join(filter(None, (name, child, inner)))
-                if cache and _hands_on(module, cache, rotary, dtype):
+                spread = bool(cache) and any(is_spread(one) for one in module.parameters())
+                if spread:
+                    report.leave(f"{PART}: {SPREAD}", path)
+                elif cache and _hands_on(module, cache, rotary, dtype):
                     swap(module, AppendingAttention, (cache, attention))
                     report.add(PART, path)
                     replace_stack(parent, child)

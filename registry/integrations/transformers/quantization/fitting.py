@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ....contracts.gemm_int4 import GROUP_SIZES, PER_WORD
+from ....contracts.gemm_int4 import GROUP_SIZES, filling_group_size
 from ....nn import ActOrderLinear, PackedLinear
 from ....nn.packed_linear import taken_by_gemm_int4
 from ....packed import PackedWeight
@@ -17,11 +17,10 @@ def group_size_for(config: RegistryConfig, k: int) -> int:
     The config's, too, where there is none: gemm_w4a16 takes a group that K does not fill.
     """
     size = config.group_size
-    if config.bits != 4 or config.codebook is not None or size not in GROUP_SIZES or k % PER_WORD:
+    if config.bits != 4 or config.codebook is not None:
         return size
-    if k <= size:
-        return -1
-    return max((smaller for smaller in GROUP_SIZES if smaller <= size and k % smaller == 0), default=size)
+    filling = filling_group_size(size, k)
+    return -1 if filling == k else filling
 
 
 def layer_of(weight: PackedWeight) -> PackedLinear:
