@@ -54,7 +54,7 @@ def attention_problem(arguments: Arguments) -> Mapping[str, Value]:
 
 
 def scoring_dims(arguments: Arguments) -> dict[str, Value]:
-    """The dimensions causal, softcap and span of a call. Raises InvalidArgumentError for attributes no call may have."""
+    """The dimensions causal, softcap and span of a call. Raises InvalidArgumentError for wrong attributes."""
     op, window = arguments.op, arguments.integer("window")
     softcap, scale = arguments.number("softcap"), arguments["scale"]
     if not 0.0 <= softcap < math.inf:

@@ -21,7 +21,7 @@ from .packed_lengths import PACKED_LENGTHS, packed_pairs, sequence_bounds
 from .varlen_arguments import KINDS, check_varlen, check_varlen_data, varlen_examples, varlen_inputs, varlen_problem
 
 
-def attention_varlen_reference(
+def attention_varlen_reference(  # noqa: PLR0913, PLR0917 - the schema's arguments in order
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -52,7 +52,9 @@ def attention_varlen_reference(
     lses = [lse[0] for _, lse in parts]
     blank = [lses[0].new_full((q.shape[1], count), -math.inf) for count in (before, after)]
     # not written into one tensor, so that torch.func can differentiate it
-    out = torch.cat([q.new_zeros(before, *q.shape[1:]), *(out[0] for out, _ in parts), q.new_zeros(after, *q.shape[1:])])
+    out = torch.cat(
+        [q.new_zeros(before, *q.shape[1:]), *(out[0] for out, _ in parts), q.new_zeros(after, *q.shape[1:])]
+    )
     return out, torch.cat([blank[0], *lses, blank[1]], 1)
 
 

@@ -152,9 +152,7 @@ def varlen_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tu
     return q, k, v, *offsets, problem.causal, scale, softcap, window_of(problem)
 
 
-def _aim_within(
-    problem: Problem, q: torch.Tensor, k: torch.Tensor, offsets: tuple[torch.Tensor, torch.Tensor]
-) -> None:
+def _aim_within(problem: Problem, q: torch.Tensor, k: torch.Tensor, offsets: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Make queries in turn attend to keys at the ends of what they see, or just beyond, also of another sequence."""
     window, heads = max(window_of(problem), 0), problem.heads // problem.kv_heads
     row = torch.arange(problem.total_q, device=q.device)

@@ -44,8 +44,8 @@ def attention_varlen(
 ):  # fmt: skip
     """A program has up to ROWS queries of one head and one sequence; ``tiles`` of them are a head's, some without any.
 
-    ``out`` and ``lse`` are row-major. GROUP heads of queries share one of keys. WIDTH elements are a head, SPAN >= WIDTH
-    are read. Of causal programs the last tiles, which see most keys, run first, all heads of one beside each other;
+    ``out`` and ``lse`` are row-major. GROUP heads of queries share one of keys. WIDTH elements are a head, and
+    SPAN >= WIDTH are read. Of causal programs the last tiles, which see most keys, run first, all heads of one beside each other;
     otherwise programs of a head are neighbours, so that the cache holds its keys.
     """
     program = tl.program_id(0)
