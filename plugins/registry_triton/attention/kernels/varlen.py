@@ -45,8 +45,8 @@ def attention_varlen(
     """A program has up to ROWS queries of one head and one sequence; ``tiles`` of them are a head's, some without any.
 
     ``out`` and ``lse`` are row-major. GROUP heads of queries share one of keys. WIDTH elements are a head, and
-    SPAN >= WIDTH are read. Of causal programs the last tiles, which see most keys, run first, all heads of one beside each other;
-    otherwise programs of a head are neighbours, so that the cache holds its keys.
+    SPAN >= WIDTH are read. Of causal programs the last tiles, which see most keys, run first, all heads of one beside
+    each other; otherwise programs of a head are neighbours, so that the cache holds its keys.
     """
     program = tl.program_id(0)
     if CAUSAL:
@@ -65,10 +65,9 @@ def attention_varlen(
         group = (head // GROUP).to(tl.int64)
         row = first + tl.arange(0, ROWS)
         col = tl.arange(0, SPAN)
-        place = q_begin.to(tl.int64) + row
         inside = (row < q_len)[:, None] & (col < WIDTH)[None, :]
-        q += head.to(tl.int64) * q_head
-        queries = tl.load(q + place[:, None] * q_token + col[None, :], mask=inside, other=0.0)
+        q += q_begin.to(tl.int64) * q_token + head.to(tl.int64) * q_head
+        queries = tl.load(q + row.to(tl.int64)[:, None] * q_token + col[None, :], mask=inside, other=0.0)
         k += k_begin.to(tl.int64) * k_token + group * k_head
         v += k_begin.to(tl.int64) * v_token + group * v_head
         acc = tl.zeros([ROWS, SPAN], tl.float32)
@@ -84,6 +83,7 @@ def attention_varlen(
             q_len, kv_len, True, CAUSAL, WINDOW, CAPPED, 0, WIDTH, SPAN, KEYS, PRECISION, 1,
         )  # fmt: skip
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        place = q_begin.to(tl.int64) + row
         at = (place * HEADS + head)[:, None] * WIDTH + col[None, :]
         tl.store(out + at, acc.to(out.dtype.element_ty), mask=inside)
         found = tl.where(total == 0.0, -float("inf"), top * LN2 + tl.log(total))
