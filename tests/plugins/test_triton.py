@@ -141,7 +141,6 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
         f"attention{gradient} triton.flash": {"batch": 2, "q_len": 2048, "kv_len": 2048, **HEADS}
         for gradient in ("", "_backward")
     },
-    "attention_varlen triton.flash": PACKED_SEQUENCES,
     "linear triton.gemm": {"m": 4096, **DENSE},
     "linear triton.splitk": {"m": 16, **DENSE},
     "linear triton.gemv": {"m": 1, **DENSE},
@@ -168,6 +167,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "scaled_mm triton.gemm": {"m": 4096, **SCALED},
     "grouped_scaled_mm triton.gemm": {"m": 4096, **SCALED_EXPERTS},
     "scaled_mm triton.splitk": {"m": 16, **SCALED},
+    "attention_varlen triton.flash": PACKED_SEQUENCES,
 }
 IMPLEMENTATIONS = {f"{op} {one.name}": one for op, forms in FORMS.items() for one in forms}
 
