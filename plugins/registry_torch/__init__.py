@@ -509,6 +509,14 @@ def attention_implementations() -> Iterable[Implementation]:
     ]
 
 
+@implements("attention_varlen")
+def attention_varlen_implementations() -> Iterable[Implementation]:
+    """Products and a softmax, sequence by sequence."""
+    from .attention.varlen import NativeVarlen
+
+    return [NativeVarlen()]
+
+
 @implements("attention_backward")
 def attention_backward_implementations() -> Iterable[Implementation]:
     """Five products, and the gradient of each of the kernels behind torch's attention."""

@@ -362,3 +362,10 @@ def attention_backward_implementations() -> Sequence[registry.Implementation]:
     from .attention.flash_backward import TileAttentionBackward
 
     return [TileAttentionBackward()]
+
+
+@registry.implements("attention_varlen")
+def attention_varlen_implementations() -> Sequence[registry.Implementation]:
+    from .attention.varlen import PackedAttention
+
+    return [PackedAttention()]

@@ -181,6 +181,7 @@ def test_what_a_gradient_needs_saved() -> None:
         ("cross_entropy", "cross_entropy_backward"),
         ("fused_linear_cross_entropy", "fused_linear_cross_entropy_backward"),
         ("attention", "attention_backward"),
+        ("attention_varlen", None),
     ]
 
 

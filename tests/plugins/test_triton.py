@@ -41,6 +41,10 @@ ATTENTIONS = ("attention", "attention_backward")
 HEADS = {
     "heads": 32, "kv_heads": 8, "head_dim": 128, "causal": True, "mask": "none", "softcap": False, "span": False,
 }  # fmt: skip
+PACKED_SEQUENCES = {
+    "sequences": 16, "total_q": 8192, "total_k": 8192, "heads": 32, "kv_heads": 8, "head_dim": 128, "causal": True,
+    "softcap": False, "span": False, "lengths": "uniform",
+}  # fmt: skip
 ROUTER = {"renormalize": True, "scoring": "softmax"}
 DECODE = {
     "batch": 64, "heads": 32, "kv_heads": 8, "q_len": 1, "kv_len": 8192, "head_dim": 128, "page": False, "span": False,
@@ -163,6 +167,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "scaled_mm triton.gemm": {"m": 4096, **SCALED},
     "grouped_scaled_mm triton.gemm": {"m": 4096, **SCALED_EXPERTS},
     "scaled_mm triton.splitk": {"m": 16, **SCALED},
+    "attention_varlen triton.flash": PACKED_SEQUENCES,
 }
 IMPLEMENTATIONS = {f"{op} {one.name}": one for op, forms in FORMS.items() for one in forms}
 
@@ -288,6 +293,11 @@ DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
         {**DECODE, "q_len": 16, "kv_dtype": "float8_e4m3fn"},
         {**DECODE, "head_dim": 24, "heads": 8, "span": 1024},
     ],
+    "attention_varlen": [
+        {**PACKED_SEQUENCES, "sequences": sequences, "total_q": rows, "total_k": keys, "head_dim": width}
+        for sequences, rows, keys in ((1, 1, 1), (200, 64, 8192), (16, 65536, 65536), (3, 33, 70))
+        for width in (8, 64, 80, 128, 256)
+    ],
     "top_k_top_p_sampling": [
         {"rows": rows, "cols": cols, "top_k": True, "top_p": cols > 7}
         for rows in (1, 256)
@@ -402,7 +412,7 @@ def test_spaces_are_small_and_hold_their_default(device: Device) -> None:
     for key, implementation in IMPLEMENTATIONS.items():
         op = key.partition(" ")[0]
         large = ("attention", "fused_moe", "gemm", "grouped", "linear", "mla", "scaled")
-        most = 192 if op.startswith(large) and op != "grouped_scaled_mm" else 60
+        most = 192 if op.startswith(large) and op not in ("grouped_scaled_mm", "attention_varlen") else 60
         for problem in _problems(op):
             if list(implementation.unsupported(problem, device)):
                 continue

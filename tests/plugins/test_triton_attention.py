@@ -13,7 +13,7 @@ import torch
 
 from registry.backends.triton import INTERPRETED
 from registry.contract import as_tuple
-from registry.contracts import ATTENTION, ATTENTION_BACKWARD
+from registry.contracts import ATTENTION, ATTENTION_BACKWARD, ATTENTION_VARLEN
 from registry.correctness import numerics
 from registry.device import Device
 from registry.dispatch.plans.plan import Candidate, build
@@ -80,3 +80,38 @@ def test_numerics_of_gradients_some_of_which_nobody_needs(needs: tuple[bool, boo
         assert one.shape == (right.shape if needed else (0,))
         if needed:
             torch.testing.assert_close(one, right)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_numerics_of_packed_parts_of_a_projection(causal: bool) -> None:
+    parts = [part.unflatten(-1, (-1, 16)) for part in torch.randn(60, 8 * 16).half().split([64, 32, 32], -1)]
+    # the second and the last have no token, the third has one; tiles of 16 queries begin within sequences
+    ends = torch.tensor([0, 35, 35, 36, 60, 60], dtype=torch.int32)
+    values = ATTENTION_VARLEN.bind((*parts, ends, ends, causal), {})
+    for one, right in zip(run(ATTENTION_VARLEN, values), numerics.reference64(ATTENTION_VARLEN, values), strict=True):
+        torch.testing.assert_close(one.double(), right, rtol=4e-3, atol=4e-3)
+
+
+def test_numerics_of_more_sequences_than_tokens() -> None:
+    q, k = torch.randn(3, 2, 16), torch.randn(5, 1, 16)
+    ends = [torch.tensor(each, dtype=torch.int32) for each in ([0] * 9 + [2] * 9 + [3], [0] * 12 + [4] * 6 + [5])]
+    values = ATTENTION_VARLEN.bind((q, k, torch.randn_like(k), *ends), {})
+    for one, right in zip(run(ATTENTION_VARLEN, values), numerics.reference64(ATTENTION_VARLEN, values), strict=True):
+        torch.testing.assert_close(one.double(), right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [[3, 1, 90], [-4, 2, 3], [2, 2, 2], [9, 9, 9]], ids=str)
+def test_numerics_of_wrong_offsets_stay_within_the_tensors(wrong: list[int]) -> None:
+    """All tensors are parts of larger ones: of the rows beside them none is written, and no NaN of theirs is read."""
+    ends = torch.tensor(wrong, dtype=torch.int32)
+    around = torch.full((21, 2, 16), torch.nan)
+    around[8:13] = 1.0
+    values = ATTENTION_VARLEN.bind((*[around[8:13]] * 3, ends, ends), {})
+    arguments = ATTENTION_VARLEN.arguments(values)
+    problem, implementation = ATTENTION_VARLEN.pose(arguments), FORMS[ATTENTION_VARLEN.name][0]
+    plan = build(
+        ATTENTION_VARLEN, Candidate(implementation, implementation.default(problem, CPU)), problem, arguments, CPU
+    )
+    out, _ = as_tuple(plan(*values))
+    begin, end = min(max(wrong[1], 0), 5), min(max(wrong[2], wrong[1], 0), 5)
+    torch.testing.assert_close(out[begin:end], torch.ones(end - begin, 2, 16))

@@ -6,5 +6,6 @@ from .attention import ATTENTION
 from .attention_backward import ATTENTION_BACKWARD
 from .decode import ATTENTION_DECODE
 from .mla_decode import MLA_DECODE
+from .varlen import ATTENTION_VARLEN
 
-__all__ = ["ATTENTION", "ATTENTION_BACKWARD", "ATTENTION_DECODE", "MLA_DECODE"]
+__all__ = ["ATTENTION", "ATTENTION_BACKWARD", "ATTENTION_DECODE", "ATTENTION_VARLEN", "MLA_DECODE"]

@@ -21,13 +21,13 @@ STATIC = frozenset({"heads", "kv_heads", "head_dim", "span", "dtype"})
 DYNAMIC = frozenset({"batch", "q_len", "kv_len"})
 CHOICES: Mapping[str, tuple[Value, ...]] = {"causal": (False, True), "mask": MASKS, "softcap": (False, True)}
 
-_CAP = 20.0
+CAP = 20.0
 """The soft cap of the inputs: Gemma 2's is 50, of logits that are larger than these."""
 
 
 def attention_problem(arguments: Arguments) -> Mapping[str, Value]:
     """Dimensions of ``q``, ``k``, ``v`` and ``mask`` and of the attributes, forward and backward."""
-    op, window = arguments.op, arguments.integer("window")
+    op = arguments.op
     q, k, v = (float_tensor(arguments, name) for name in ("q", "k", "v"))
     for name, spec in (("q", q), ("k", k), ("v", v)):
         if len(spec.shape) != 4 or 0 in spec.shape[2:]:
@@ -37,6 +37,25 @@ def attention_problem(arguments: Arguments) -> Mapping[str, Value]:
             )
         same_dtype(op, ("q", q), (name, spec))
     _check_heads(op, q, k, v)
+    scoring = scoring_dims(arguments)
+    return {
+        "batch": q.shape[0],
+        "heads": q.shape[2],
+        "kv_heads": k.shape[2],
+        "q_len": q.shape[1],
+        "kv_len": k.shape[1],
+        "head_dim": q.shape[3],
+        "causal": scoring["causal"],
+        "mask": _mask_kind(arguments, q, k),
+        "softcap": scoring["softcap"],
+        "span": scoring["span"],
+        "dtype": dtype_name(q.dtype),
+    }
+
+
+def scoring_dims(arguments: Arguments) -> dict[str, Value]:
+    """The dimensions causal, softcap and span of a call. Raises InvalidArgumentError for wrong attributes."""
+    op, window = arguments.op, arguments.integer("window")
     softcap, scale = arguments.number("softcap"), arguments["scale"]
     if not 0.0 <= softcap < math.inf:
         refuse(f"{op}: softcap={softcap}", hint="expected a finite number above 0, or 0 for logits without a cap")
@@ -45,17 +64,9 @@ def attention_problem(arguments: Arguments) -> Mapping[str, Value]:
     if window < -1:
         refuse(f"{op}: window={window}", hint="expected the keys that are seen before the query's own, or -1 for all")
     return {
-        "batch": q.shape[0],
-        "heads": q.shape[2],
-        "kv_heads": k.shape[2],
-        "q_len": q.shape[1],
-        "kv_len": k.shape[1],
-        "head_dim": q.shape[3],
         "causal": arguments.flag("causal"),
-        "mask": _mask_kind(arguments, q, k),
         "softcap": softcap > 0.0,
         "span": False if window < 0 else window + 1,
-        "dtype": dtype_name(q.dtype),
     }
 
 
@@ -100,7 +111,13 @@ def _mask_kind(arguments: Arguments, q: TensorSpec, k: TensorSpec) -> str:
 
 def check_attention(problem: Problem) -> None:
     """Raise InvalidArgumentError for dimensions that no call has."""
-    positive(problem, "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
+    positive(problem, "batch", "q_len", "kv_len")
+    check_scoring(problem)
+
+
+def check_scoring(problem: Problem) -> None:
+    """Raise InvalidArgumentError for heads, a dtype or a span that no call has."""
+    positive(problem, "heads", "kv_heads", "head_dim")
     float_dtype(problem)
     if problem.heads % problem.kv_heads:
         raise InvalidArgumentError(
@@ -135,7 +152,7 @@ def drawn(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any,
     elif kind == "masked":
         # few keys weigh anything, which a mask may hide
         q.mul_(4.0)
-    softcap = _CAP if problem.softcap else 0.0
+    softcap = CAP if problem.softcap else 0.0
     return q, k, v, _mask(problem, kind, generator), problem.causal, scale, softcap, window_of(problem)
 
 

@@ -99,17 +99,17 @@ def scored_call(values: Mapping[str, Any], wide: torch.dtype = torch.float64) ->
     return ScoredCall.of(heads, mask, causal, scale, softcap, values["window"], wide)
 
 
-def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
-    """Relative to each output and to the root of its summands' squares.
+def spread_scale(problem: Problem, reference: torch.Tensor, call: ScoredCall) -> torch.Tensor:
+    """Relative to each output [batch, q_len, heads, head_dim] and to the root of its summands' squares.
 
     Weights of halves, of which the largest is 1 until their sum divides them, are rounded before they are multiplied
     with v, each by itself; below the normal numbers by as much as there. In fp32 a weight errs as its logit does, and a
     sum as its length.
     """
-    if not problem.kv_len:
+    if not call.kv_len:
         return reference.abs()
-    weight, call, parts = fp32_weight(problem), scored_call(values), []
-    sums = of_sum(problem.kv_len)
+    weight, parts = fp32_weight(problem), []
+    sums = of_sum(call.kv_len)
     for span in call.spans():
         logits = call.scored(span).logits
         size = logit_size(call, logits, span)
@@ -121,16 +121,23 @@ def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any])
     return reference.abs() * (2.0 - weight + weight * sums) + spread
 
 
-def _lse_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
-    """Relative to the output, and absolute: errors of the logits, and the relative error of a sum.
+def lse_scale(problem: Problem, reference: torch.Tensor, call: ScoredCall) -> torch.Tensor:
+    """Relative to the output [batch, heads, q_len], and absolute: errors of the logits, and the relative one of a sum.
 
     Of halves exponentials may be approximate: torch's on CPUs err by 2**-15 of a sum.
     """
-    call = scored_call(values)
     sizes = [logit_size(call, call.scored(span).logits, span)[..., 0] for span in call.spans()]
     size = torch.cat(sizes, 2).nan_to_num_(0.0, 0.0, 0.0)
     exponentials = 0.0 if fp32_weight(problem) == 1.0 else _OF_EXPONENTIALS
-    return reference.abs() + of_sum(problem.kv_len) + 4.0 * size + exponentials
+    return reference.abs() + of_sum(call.kv_len) + 4.0 * size + exponentials
+
+
+def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
+    return spread_scale(problem, reference, scored_call(values))
+
+
+def _lse_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
+    return lse_scale(problem, reference, scored_call(values))
 
 
 def mask_bytes(problem: Problem) -> int:

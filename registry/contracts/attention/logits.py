@@ -137,11 +137,15 @@ def rounded_weights(weights: torch.Tensor, hidden: torch.Tensor, dtype: torch.dt
 
 def seen_pairs(problem: Problem) -> int:
     """The number of pairs of a query and a key that it sees, of one head: what a mask hides counts as seen."""
-    rows, keys, window = problem.q_len, problem.kv_len, window_of(problem)
+    return pairs_within(problem.q_len, problem.kv_len, problem.causal, window_of(problem))
+
+
+def pairs_within(rows: int, keys: int, causal: bool, window: int) -> int:
+    """The number of pairs of a query and a key that it sees, of ``rows`` queries and ``keys`` keys of a sequence."""
     shift = keys - rows
     # keys up to the last seen one of each row, less those before its first
-    last = 1 + shift if problem.causal else keys if window < 0 else 1 + shift + window
-    upto = rows * keys if not problem.causal and window < 0 else _clamped_sum(rows, last, keys)
+    last = 1 + shift if causal else keys if window < 0 else 1 + shift + window
+    upto = rows * keys if not causal and window < 0 else _clamped_sum(rows, last, keys)
     return upto if window < 0 else upto - _clamped_sum(rows, shift - window, keys)
 
 
