@@ -27,16 +27,12 @@ CAP = 20.0
 
 def attention_problem(arguments: Arguments) -> Mapping[str, Value]:
     """Dimensions of ``q``, ``k``, ``v`` and ``mask`` and of the attributes, forward and backward."""
-    op = arguments.op
-    q, k, v = (float_tensor(arguments, name) for name in ("q", "k", "v"))
-    for name, spec in (("q", q), ("k", k), ("v", v)):
-        if len(spec.shape) != 4 or 0 in spec.shape[2:]:
-            raise InvalidArgumentError(
-                f"{op}: {name} has shape {shape_text(spec.shape)}, expected [batch, length, heads, head_dim]",
-                hint=f"heads before length, as torch's attention has them: {name}.transpose(1, 2), without a copy",
-            )
-        same_dtype(op, ("q", q), (name, spec))
-    _check_heads(op, q, k, v)
+    q, k = checked_heads(
+        arguments,
+        ("batch", "length"),
+        ("[batch, q_len, heads, head_dim]", "[batch, kv_len, kv_heads, head_dim]"),
+        "heads before length, as torch's attention has them: {}.transpose(1, 2), without a copy",
+    )
     scoring = scoring_dims(arguments)
     return {
         "batch": q.shape[0],
@@ -70,21 +66,40 @@ def scoring_dims(arguments: Arguments) -> dict[str, Value]:
     }
 
 
-def _check_heads(op: str, q: TensorSpec, k: TensorSpec, v: TensorSpec) -> None:
+def checked_heads(
+    arguments: Arguments, places: tuple[str, ...], layouts: tuple[str, str], hint: str
+) -> tuple[TensorSpec, TensorSpec]:
+    """``q``, and ``k`` like which ``v`` is: heads and their width are the last dimensions, behind ``places``.
+
+    Raises InvalidArgumentError for those that do not go together. All but the last of ``places`` are common to q and k.
+
+    layouts  how messages write the shapes of q and of k
+    hint     what to do with a tensor of other dimensions, {} for its name
+    """
+    op = arguments.op
+    q, k, v = (float_tensor(arguments, name) for name in ("q", "k", "v"))
+    for name, spec in (("q", q), ("k", k), ("v", v)):
+        if len(spec.shape) != len(places) + 2 or 0 in spec.shape[-2:]:
+            raise InvalidArgumentError(
+                f"{op}: {name} has shape {shape_text(spec.shape)}, expected [{', '.join(places)}, heads, head_dim]",
+                hint=hint.format(name),
+            )
+        same_dtype(op, ("q", q), (name, spec))
     if k.shape != v.shape:
         raise InvalidArgumentError(
             f"{op}: k is {shape_text(k.shape)} but v is {shape_text(v.shape)}", hint="expected tensors of one shape"
         )
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+    if (*q.shape[: len(places) - 1], q.shape[-1]) != (*k.shape[: len(places) - 1], k.shape[-1]):
         raise InvalidArgumentError(
             f"{op}: q is {shape_text(q.shape)} but k is {shape_text(k.shape)}",
-            hint="expected [batch, q_len, heads, head_dim] and [batch, kv_len, kv_heads, head_dim]",
+            hint=f"expected {layouts[0]} and {layouts[1]}",
         )
-    if q.shape[2] % k.shape[2]:
+    if q.shape[-2] % k.shape[-2]:
         raise InvalidArgumentError(
-            f"{op}: q has {q.shape[2]} heads but k has {k.shape[2]}",
+            f"{op}: q has {q.shape[-2]} heads but k has {k.shape[-2]}",
             hint="expected as many heads of q for each head of k: the latter must divide the former",
         )
+    return q, k
 
 
 def _mask_kind(arguments: Arguments, q: TensorSpec, k: TensorSpec) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from ...errors import InvalidArgumentError
-from ...problem import Arguments, Problem, TensorSpec, Value, dtype_name
+from ...problem import Arguments, Problem, Value, dtype_name
 from .. import fills
-from ..checks import FLOATS, check_values, float_tensor, positive, same_dtype, shape_text
-from .arguments import CAP, check_scoring, scoring_dims
+from ..checks import FLOATS, check_values, positive, shape_text
+from .arguments import CAP, check_scoring, checked_heads, scoring_dims
 from .logits import window_of
 from .packed_lengths import draw_packed_offsets
 
@@ -28,16 +28,12 @@ _MOST_TOKENS = 2**31 - 1
 
 def varlen_problem(arguments: Arguments) -> Mapping[str, Value]:
     """The dimensions of a call. Raises InvalidArgumentError for tensors that do not go together."""
-    op = arguments.op
-    q, k, v = (float_tensor(arguments, name) for name in ("q", "k", "v"))
-    for name, spec in (("q", q), ("k", k), ("v", v)):
-        if len(spec.shape) != 3 or 0 in spec.shape[1:]:
-            raise InvalidArgumentError(
-                f"{op}: {name} has shape {shape_text(spec.shape)}, expected [tokens, heads, head_dim]",
-                hint=f"the tokens of all sequences one after another: {name}.flatten(0, 1) of sequences of one length",
-            )
-        same_dtype(op, ("q", q), (name, spec))
-    _check_packed_heads(op, q, k, v)
+    q, k = checked_heads(
+        arguments,
+        ("tokens",),
+        ("[total_q, heads, head_dim]", "[total_k, kv_heads, head_dim]"),
+        "the tokens of all sequences one after another: {}.flatten(0, 1) of sequences of one length",
+    )
     return {
         "sequences": _sequences(arguments),
         "heads": q.shape[1],
@@ -48,23 +44,6 @@ def varlen_problem(arguments: Arguments) -> Mapping[str, Value]:
         **scoring_dims(arguments),
         "dtype": dtype_name(q.dtype),
     }
-
-
-def _check_packed_heads(op: str, q: TensorSpec, k: TensorSpec, v: TensorSpec) -> None:
-    if k.shape != v.shape:
-        raise InvalidArgumentError(
-            f"{op}: k is {shape_text(k.shape)} but v is {shape_text(v.shape)}", hint="expected tensors of one shape"
-        )
-    if q.shape[2] != k.shape[2]:
-        raise InvalidArgumentError(
-            f"{op}: q is {shape_text(q.shape)} but k is {shape_text(k.shape)}",
-            hint="expected [total_q, heads, head_dim] and [total_k, kv_heads, head_dim]",
-        )
-    if q.shape[1] % k.shape[1]:
-        raise InvalidArgumentError(
-            f"{op}: q has {q.shape[1]} heads but k has {k.shape[1]}",
-            hint="expected as many heads of q for each head of k: the latter must divide the former",
-        )
 
 
 def _sequences(arguments: Arguments) -> int:
