@@ -8,9 +8,11 @@ from typing import Any
 from torch.compiler import is_dynamo_compiling
 
 try:
-    from transformers.utils.output_capturing import _active_collector as _collector
-except ImportError:  # other versions of transformers tell by the argument alone
-    _collector = None
+    from transformers.utils.output_capturing import _active_collector
+except ImportError:
+    _active_collector = None
+# of other versions of transformers the argument alone counts
+_collector = _active_collector if hasattr(_active_collector, "compiling") else None
 
 _WEIGHTS = "output_attentions"
 _COLLECTED = "attentions"

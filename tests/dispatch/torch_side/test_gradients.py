@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from registry import Backward, Floor, Op, Problem, UnknownNameError, UnsupportedError
-from registry.contracts import SQUARE
+from registry import Backward, UnknownNameError, UnsupportedError
 from registry.dispatch.dispatcher import Dispatcher
-from registry.problem import Arguments
+
+from .toys import toy
 
 close = torch.testing.assert_close
-
-
-def problem_of(arguments: Arguments) -> Problem:
-    return Problem(arguments.op, {"n": max(1, next(iter(arguments.tensors.values())).numel), "dtype": "float32"})
-
-
-def toy(schema: str, reference: Callable[..., Any], backward: Backward | None = None) -> Op:
-    """An op that accepts every dtype, so that gradcheck can use float64."""
-    name = schema.partition("(")[0]
-    return Op(
-        name=name,
-        schema=schema,
-        version=1,
-        reference=reference,
-        problem=problem_of,
-        inputs=SQUARE.inputs,
-        floor=lambda problem: Floor(1, 1),
-        tolerance=SQUARE.tolerance,
-        static=frozenset({"dtype"}),
-        dynamic=frozenset({"n"}),
-        backward=backward,
-    )
 
 
 def cube_and_sign(x: torch.Tensor, weight: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor]:

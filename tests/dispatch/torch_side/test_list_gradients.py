@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from registry import Backward, InvalidDefinitionError, Op, Problem, UnsupportedError
-from registry.contracts import SQUARE
+from registry import Backward, InvalidDefinitionError, UnsupportedError
 from registry.dispatch.dispatcher import Dispatcher
-from registry.problem import Arguments
 
 from ...tiers import one_of_each
+from .toys import toy
 
 close = torch.testing.assert_close
 Tensors = tuple[torch.Tensor, ...]
-
-
-def toy(schema: str, reference: Callable[..., Any], backward: Backward | None = None, fake: Any = None) -> Op:
-    def problem_of(arguments: Arguments) -> Problem:
-        tensors = arguments.tensors.values()
-        return Problem(arguments.op, {"n": sum(spec.numel for spec in tensors), "dtype": "float32"})
-
-    return Op(
-        name=schema.partition("(")[0],
-        schema=schema,
-        version=1,
-        reference=reference,
-        problem=problem_of,
-        inputs=SQUARE.inputs,
-        floor=SQUARE.floor,
-        tolerance=SQUARE.tolerance,
-        static=frozenset({"dtype"}),
-        dynamic=frozenset({"n"}),
-        backward=backward,
-        fake=fake,
-    )
 
 
 SCHEMA = "acme::blend(Tensor x, Tensor[] weights, int[] powers, Tensor[] more, float by=1.0) -> Tensor y"

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from registry import Backward, Floor, Op, Problem, UnsupportedError
-from registry.contracts import SQUARE
+from registry import Backward, UnsupportedError
 from registry.dispatch.dispatcher import Dispatcher
-from registry.problem import Arguments
 
 from ...serving import serving
+from .toys import toy
 
 close = torch.testing.assert_close
-
-
-def problem_of(arguments: Arguments) -> Problem:
-    return Problem(arguments.op, {"n": max(1, next(iter(arguments.tensors.values())).numel), "dtype": "float32"})
-
-
-def toy(schema: str, reference: Callable[..., Any], backward: Backward | None = None) -> Op:
-    return Op(
-        name=schema.partition("(")[0],
-        schema=schema,
-        version=1,
-        reference=reference,
-        problem=problem_of,
-        inputs=SQUARE.inputs,
-        floor=lambda problem: Floor(1, 1),
-        tolerance=SQUARE.tolerance,
-        static=frozenset({"dtype"}),
-        dynamic=frozenset({"n"}),
-        backward=backward,
-    )
 
 
 class Reference:

@@ -12,34 +12,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from registry import Arguments, Backward, Floor, Op, Problem, UnsupportedError
-from registry.contracts import SQUARE
+from registry import Backward, UnsupportedError
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.torch_side import operators as torch_ops
 
+from .toys import toy
+
 close = torch.testing.assert_close
 Tensors = tuple[torch.Tensor, ...]
-
-
-def toy(schema: str, reference: Callable[..., Any], fake: Any = None, *, inline: bool = False) -> Op:
-    def problem_of(arguments: Arguments) -> Problem:
-        return Problem(arguments.op, {"n": sum(one.numel for one in arguments.tensors.values()), "dtype": "float32"})
-
-    return Op(
-        name=schema.partition("(")[0],
-        schema=schema,
-        version=1,
-        reference=reference,
-        problem=problem_of,
-        inputs=SQUARE.inputs,
-        floor=lambda problem: Floor(1, 7),
-        tolerance=SQUARE.tolerance,
-        static=frozenset({"dtype"}),
-        dynamic=frozenset({"n"}),
-        backward=Backward.reference(inline=inline),
-        fake=fake,
-    )
+BY_REFERENCE = Backward.reference()
 
 
 def by_segment(x: torch.Tensor, weights: Tensors, ends: torch.Tensor, scale: float) -> torch.Tensor:
@@ -56,7 +38,9 @@ def by_segment(x: torch.Tensor, weights: Tensors, ends: torch.Tensor, scale: flo
 SEGMENTS = toy(
     "acme::segments(Tensor x, Tensor[] weights, Tensor ends, *, float scale=2.0) -> Tensor y",
     by_segment,
-    lambda x, weights, ends, scale: x.new_empty(x.shape[0], weights[0].shape[1]),
+    BY_REFERENCE,
+    fake=lambda x, weights, ends, scale: x.new_empty(x.shape[0], weights[0].shape[1]),
+    flop=7,
 )
 
 
@@ -211,7 +195,7 @@ def test_flops_of_fake_gradients_are_twice_the_floors(segments: Callable[..., An
 
 def test_an_inlined_reference_is_traced_and_is_no_operator(dispatcher: Dispatcher) -> None:
     schema = "acme::gate(Tensor x, Tensor y) -> Tensor z"
-    dispatcher.catalog.define(toy(schema, lambda x, y: x.sigmoid() * y, inline=True))
+    dispatcher.catalog.define(toy(schema, lambda x, y: x.sigmoid() * y, Backward.reference(inline=True)))
     x, y = (torch.randn(4, requires_grad=True) for _ in range(2))
     graph = make_fx(lambda x, y: gradients_of(lambda x, y: dispatcher.call("acme::gate", x, y), (x, y)))(x, y)
     assert "acme.gate.default" in graph.code
@@ -222,7 +206,7 @@ def test_an_inlined_reference_is_traced_and_is_no_operator(dispatcher: Dispatche
 
 def test_the_trace_for_another_dispatcher_has_no_operator(segments: Callable[..., Any]) -> None:
     other = Dispatcher(Catalog(entry_points=()))
-    other.catalog.define(toy("acme::own(Tensor x) -> Tensor y", lambda x: x * x))
+    other.catalog.define(toy("acme::own(Tensor x) -> Tensor y", lambda x: x * x, BY_REFERENCE))
     x = torch.randn(3, requires_grad=True)
     y = other.call("acme::own", x)
     graph = make_fx(lambda seed: torch.autograd.grad(y, x, seed, retain_graph=True))(torch.ones(3))
@@ -230,7 +214,7 @@ def test_the_trace_for_another_dispatcher_has_no_operator(segments: Callable[...
 
 
 def test_a_reference_without_gradient_is_told_when_a_compiled_program_runs(dispatcher: Dispatcher) -> None:
-    dispatcher.catalog.define(toy("acme::cut(Tensor x) -> Tensor y", lambda x: x.detach() * 2))
+    dispatcher.catalog.define(toy("acme::cut(Tensor x) -> Tensor y", lambda x: x.detach() * 2, BY_REFERENCE))
     compiled = torch.compile(lambda x: dispatcher.call("acme::cut", x), fullgraph=True, backend="aot_eager")
     y = compiled(torch.ones(3, requires_grad=True))
     with pytest.raises(UnsupportedError, match=r"acme::cut: .* by its reference y does not depend on x\n.*detach\(\)"):
@@ -254,7 +238,7 @@ TWO = "(Tensor x, Tensor y, Tensor[] more, Tensor? needed=None) -> Tensor z"
 def test_gradients_are_dense_and_share_no_memory(
     dispatcher: Dispatcher, name: str, reference: Callable[..., torch.Tensor]
 ) -> None:
-    op = toy(f"acme::{name}{TWO}", reference)
+    op = toy(f"acme::{name}{TWO}", reference, BY_REFERENCE)
     dispatcher.catalog.define(op)
     torch_ops.define(op)
     x, y = torch.randn(4, 4).t(), torch.randn(4, 4)
@@ -274,7 +258,7 @@ def test_gradients_are_dense_and_share_no_memory(
 
 
 def test_an_argument_without_effect_has_a_gradient_of_zeros_in_compiled_code(dispatcher: Dispatcher) -> None:
-    dispatcher.catalog.define(toy(f"acme::unused{TWO}", lambda x, y, more, needed: x * 2))
+    dispatcher.catalog.define(toy(f"acme::unused{TWO}", lambda x, y, more, needed: x * 2, BY_REFERENCE))
     compiled = torch.compile(
         lambda x, y: dispatcher.call("acme::unused", x, y, []), fullgraph=True, backend="aot_eager"
     )
