@@ -33,6 +33,7 @@ FASTER = {"torch.native": 2.0, "torch.compile": 1.5}
 @pytest.fixture
 def report() -> Iterator[torch_compile.Replacements]:
     """The report of one test, in which replacing is enabled."""
+    torch._dynamo.reset()  # what other tests of the process compiled would be called again
     fresh = replacing.REPLACEMENTS
     fresh.replaced.clear()
     fresh.left.clear()
