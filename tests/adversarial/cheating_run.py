@@ -13,7 +13,7 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.problem import Problem
 from registry.tuner.decide.judge import BLOCKS, PRE_ROUNDS
-from registry.tuner.events import Event, Result, TrialDone
+from registry.tuner.events import Event, Note, Result, TrialDone
 from registry.tuner.limits import Budget
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.measure.series import PROMISING
@@ -24,6 +24,8 @@ from ..conftest import block_plugins
 from ..tiers import THOROUGH
 
 CPU = Device.of("cpu")
+DISTURBED = 2
+"""How many times a run is made anew whose finals other work on the machine left undecided, as their note asks for."""
 
 
 def each_of(names: Iterable[str], repeated: Collection[str]) -> list[Any]:
@@ -68,14 +70,18 @@ class CheatingRun:
             # processes do, with the rounds of a pre-final
             patch.setattr("registry.tuner.decide.judge.MOST_BLOCKS", BLOCKS)
             patch.setattr("registry.tuner.decide.contest.ROUNDS", PRE_ROUNDS)
-            self.results: list[Result] = tune(
-                problems,
-                catalog=catalog,
-                device=CPU,
-                database=str(folder / "tuning.db"),
-                options=TuneOptions(Budget(trials=80), implementations=names),
-                observer=events.append,
-            )
+            for attempt in range(DISTURBED + 1):
+                events.clear()
+                self.results: list[Result] = tune(
+                    problems,
+                    catalog=catalog,
+                    device=CPU,
+                    database=str(folder / f"tuning{attempt}.db"),
+                    options=TuneOptions(Budget(trials=80), implementations=names),
+                    observer=events.append,
+                )
+                if not any("its finals were disturbed" in event.message for event in events if isinstance(event, Note)):
+                    break
         done = [event for event in events if isinstance(event, TrialDone)]
         self.trials = {event.implementation.partition(".")[2]: event for event in done}
         self.events = events
