@@ -72,7 +72,7 @@ class CheatingRun:
             patch.setattr("registry.tuner.decide.contest.ROUNDS", PRE_ROUNDS)
             for attempt in range(DISTURBED + 1):
                 events.clear()
-                self.results: list[Result] = tune(
+                self.results: Sequence[Result] = tune(
                     problems,
                     catalog=catalog,
                     device=CPU,
