@@ -37,7 +37,7 @@ KV_DTYPES = ("auto", FLOAT8, INT8)
 """Dtypes of a cache: that of keys and values, or one with a scale."""
 
 _NAME = "kv_cache_append"
-_SCALES: Mapping[str, tuple[float, float]] = {FLOAT8: (0.75, 1.5), INT8: (0.03, 0.25)}
+_SCALES: Mapping[str, tuple[float, float]] = {FLOAT8: (0.75, 1.5), INT8: (0.25, 0.03)}
 _SPECIAL: Mapping[str, list[float]] = {
     FLOAT8: [torch.nan, 0.0, -0.0, 2.0**-9, 3.0 * 2.0**-10],
     # halves of the scale 0.25, and what saturates
@@ -59,8 +59,8 @@ def kv_cache_append_reference(
 
     key and value are ``[tokens, kv_heads, head_dim]``, slot_mapping int64 or int32 ``[tokens]``; keys and values may
     have more tokens, which are padding. A slot of -1 skips its token. Caches are ``[num_blocks, block_size, kv_heads,
-    head_dim]`` in the dtype of key, or float8_e4m3fn or int8: then ``x / scale``, in fp32 and clamped to -448 to 448, of
-    int8 to -127 to 127, is rounded to the nearest number, halfway to the even one, by float32 scales of one element.
+    head_dim]`` in the dtype of key, or float8_e4m3fn or int8: then ``x / scale``, in fp32 and clamped to -448 to 448,
+    of int8 to -127 to 127, is rounded to the nearest number, halfway to the even one, by float32 scales of one element.
     NaN stays NaN in float8, and is 0 in int8. Nothing is written to a cache without blocks.
     """
     if not slot_mapping.numel() or not key_cache.shape[0]:
