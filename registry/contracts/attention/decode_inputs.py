@@ -41,7 +41,8 @@ def decode_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tu
     if problem.page:
         keys, values = paged(keys, problem, table), paged(values, problem, table)
         table = wild_beyond(table, problem, lengths) if kind == "beyond" else table
-    scales = [torch.full((1,), scale, device=device) for scale in _SCALES.get(problem.kv_dtype, ())] or [None, None]
+    own = _SCALES.get(problem.kv_dtype, (None, None))
+    scales = [None if scale is None else torch.full((1,), scale, device=device) for scale in own]
     softcap = CAP if problem.softcap else 0.0
     return q, keys, values, lengths, table if problem.page else None, *scales, None, softcap, decode_window(problem)
 

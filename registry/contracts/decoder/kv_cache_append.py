@@ -179,7 +179,8 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     slots = torch.randperm(blocks * size, device=device, generator=generator)[:tokens]
     if kind == "skipped":
         slots[::3] = -1
-    scales = [torch.full((1,), scale, device=device) for scale in _SCALES.get(problem.kv_dtype, ())] or [None, None]
+    own = _SCALES.get(problem.kv_dtype, (None, None))
+    scales = [None if scale is None else torch.full((1,), scale, device=device) for scale in own]
     return key, value, *caches, slots, *scales
 
 
