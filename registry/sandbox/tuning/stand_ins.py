@@ -84,7 +84,7 @@ class InstalledStandIn(_StandIn):
     def __init__(self, installed: Implementation) -> None:
         vars(self).update(
             op=installed.op, name=installed.name, device_types=installed.device_types,
-            deterministic=installed.deterministic, added=installed.added,
+            deterministic=installed.deterministic, added=dict(installed.added),
         )  # fmt: skip
         self.installed = installed
 

@@ -1,5 +1,6 @@
 // Writes keys and values to their slots of a paged cache. ELEMENT is their type, SLOT that of slots. Of FLOAT8 caches
-// each number is the nearest float8_e4m3fn to its quotient by the scale, of INT8 caches the nearest integer. HEADS heads of DIM elements, SIZE slots a block.
+// each number is the nearest float8_e4m3fn to its quotient by the scale, of INT8 caches the nearest integer. HEADS heads
+// of DIM elements, SIZE slots a block.
 
 namespace {
 
