@@ -84,6 +84,9 @@ class Op:
     static     dimensions that must be equal for a tuned config to be considered for another problem
     dynamic    dimensions (int) along which the nearest tuned problem is looked for
     choices    further static dimensions, each with the texts or booleans that it may be
+    added      values of ``choices`` that the op got after implementations of it had been written, which cannot refuse
+               what they do not know: ``{"kv_dtype": ("int8",)}``. Only an implementation that names a value in its own
+               ``added`` runs it
     distributions  further static dimensions for the distribution of data that decide the time (routing skew, lengths),
                each with its names, the usual one first. ``inputs`` draws by them. A call's data are not read: its
                problem has the first name, and takes a winner of another name if the first has none
@@ -125,6 +128,7 @@ class Op:
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     compare: Mapping[str, Comparator] = field(default_factory=dict)
     choices: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    added: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     distributions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     view: Callable[[Arguments], Arguments] | None = None
     alike: Mapping[str, str] = field(default_factory=dict)
@@ -363,7 +367,7 @@ class Op:
         return Problem(self.name, dims, self._traits(arguments, self.told(arguments)))
 
     def posing_in_family(
-        self, traits: type[FamilyTraits], told: Mapping[str, Value] | None
+        self, traits: type[FamilyTraits], told: Mapping[str, Any] | None
     ) -> Callable[[Arguments], Problem]:
         """``pose`` for calls that differ from a checked one in their numbers alone, with look-ups done beforehand.
 
@@ -387,9 +391,13 @@ class Op:
 
         return pose
 
-    def told(self, arguments: Arguments) -> Mapping[str, Value] | None:
-        """Traits of a call that the op finds: ``mixed`` if tensors of ``alike`` differ in dtype, else None."""
-        return {"mixed": True} if self.alike and self._is_mixed(arguments) else None
+    def told(self, arguments: Arguments) -> Mapping[str, Any] | None:
+        """Traits of a call that the op finds: ``mixed`` if tensors of ``alike`` differ in dtype, and its ``added``.
+
+        None where there are none of these.
+        """
+        mixed = {"mixed": True} if self.alike and self._is_mixed(arguments) else None
+        return {**(mixed or {}), "added": self.added} if self.added else mixed
 
     def _dims_of(self, arguments: Arguments) -> Any:
         posed: Any = self.problem(arguments)
@@ -399,7 +407,7 @@ class Op:
         for name, values in self.choices.items():
             check_choice(self.name, name, dims.get(name), values)
 
-    def _traits(self, arguments: Arguments, told: Mapping[str, Value] | None) -> Traits:
+    def _traits(self, arguments: Arguments, told: Mapping[str, Any] | None) -> Traits:
         return Traits(arguments if self.view is None else partial(self._viewed, arguments), told)
 
     def _viewed(self, arguments: Arguments) -> Arguments:
