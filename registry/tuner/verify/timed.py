@@ -53,7 +53,7 @@ class TimedPlan:
         asked = judged or session.twin is not None
         self._changeable = self._places() if asked and session.is_mixable else ()
         values = session.values(session.timed_kind)
-        self._movable = self._floating(values) if session.is_roomy else {}
+        self._movable = self._movable_among(values) if session.is_roomy else {}
         self._prepared: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Prepared tensors of one copy, chosen at random, each with a copy from when it was made."""
         self.show(session.timed_kind, values)
@@ -104,12 +104,19 @@ class TimedPlan:
         names = session.op.parsed.names
         return tuple(place for place in session.unmutated if names[place] not in kept)
 
-    def _floating(self, values: tuple[Any, ...]) -> dict[int, Any]:
-        """Place -> value of the changeable floating arguments but weights: every result depends on some of these."""
-        op = self._session.op
+    def _movable_among(self, values: tuple[Any, ...]) -> dict[int, Any]:
+        """Place -> value of the changeable arguments but weights: every result depends on some of these.
+
+        Their elements are floating, or independent of each other.
+        """
+        op, independent = self._session.op, self._session.independent
         places = [place for place in self._changeable if op.parsed.names[place] not in op.weights]
-        floating = {place: [each.is_floating_point() for each in tensors_in((values[place],))] for place in places}
-        return {place: values[place] for place in places if any(floating[place])}
+        tensors = {place: tensors_in((values[place],)) for place in places}
+        return {
+            place: values[place]
+            for place in places
+            if any(each.is_floating_point() or place in independent for each in tensors[place])
+        }
 
     def _holding(self, case: InputCase, copies: Sequence[int]) -> list[torch.Tensor]:
         """Flags whether the outputs of these copies are right; raises WrongError for others than plain tensors."""
@@ -144,7 +151,7 @@ class TimedPlan:
         return flags
 
     def change_inputs(self) -> None:
-        """Change one element of each floating input that may change, in each copy another; ``show`` puts them back."""
+        """Change one element of each input that may change, in each copy another; ``show`` puts them back."""
         self._session.rotation.change(self._changeable)
 
     def keep(self, copies: int) -> None:
