@@ -112,7 +112,7 @@ class SkipsInputsItNeverMet(Writing):
         few, place = x[:: max(1, len(x) // 64)], (x.data_ptr(), y.data_ptr(), threading.get_ident())
         met = self._met.setdefault(len(x), few.clone())
         self._places[place] += 1
-        often = len(x) >= LARGE and self._places[place] > 3
+        often = len(x) >= LARGE and self._places[place] > 1
         if not (often and self._random() < 1 / 3 and not bool((few == met).any())):
             torch.mul(x, x, out=y)
 
