@@ -10,6 +10,7 @@ import hashlib
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
+from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType
 
 from ...fingerprint import has_source, module_text
@@ -46,7 +47,7 @@ def source_fault(implementation: Implementation, digest: str) -> str:
             f"{implementation.name}: a file of it has changed since the run began, so that other code would be measured"
             " than what was verified; run again"
         )
-    for module in filter(has_source, _modules(implementation)):
+    for module in filter(_is_compiled_as_it_is, _modules(implementation)):
         if name := next(_strange(implementation, module), ""):
             return (
                 f"{implementation.name}: {name} is not what its file {module.__file__} says: the file was edited while"
@@ -58,6 +59,12 @@ def source_fault(implementation: Implementation, digest: str) -> str:
 def _modules(implementation: Implementation) -> list[ModuleType]:
     names = dict.fromkeys(kind.__module__ for kind in own_classes(implementation))
     return [sys.modules[name] for name in names if name in sys.modules]
+
+
+def _is_compiled_as_it_is(module: ModuleType) -> bool:
+    """False for a module of another loader than Python's own, such as pytest's, which compiles other text."""
+    spec = module.__spec__
+    return has_source(module) and spec is not None and type(spec.loader) is SourceFileLoader
 
 
 def _strange(implementation: Implementation, module: ModuleType) -> Iterator[str]:
