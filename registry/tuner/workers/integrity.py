@@ -233,7 +233,7 @@ class Integrity:
         self._undone: set[_Part] = set()
         """Places that the last look has written to."""
         self._looked_at = 0
-        """The number of parts, the first ones, that a look has been through with: what it finds at first is no write."""
+        """The number of parts, the first ones, that a look has been through with: what is new is no write."""
         self._writes = DictionaryWrites()
         self._bodies = FunctionBodies()
         self._tables: list[tuple[str, dict[Any, Any], dict[Any, Any]]] = []

@@ -13,6 +13,7 @@ from functools import lru_cache
 from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType
 
+from ...discovery.file_import import CurrentFileLoader
 from ...fingerprint import has_source, module_text
 from ...implementation import Implementation, own_classes
 from .function_bodies import functions_in
@@ -64,7 +65,7 @@ def _modules(implementation: Implementation) -> list[ModuleType]:
 def _is_compiled_as_it_is(module: ModuleType) -> bool:
     """False for a module of another loader than Python's own, such as pytest's, which compiles other text."""
     spec = module.__spec__
-    return has_source(module) and spec is not None and type(spec.loader) is SourceFileLoader
+    return has_source(module) and spec is not None and type(spec.loader) in (SourceFileLoader, CurrentFileLoader)
 
 
 def _strange(implementation: Implementation, module: ModuleType) -> Iterator[str]:

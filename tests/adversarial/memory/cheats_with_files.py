@@ -1,9 +1,7 @@
-"""A plugin file of squares that are not what their file says: the file, or what Python has compiled of it, changes."""
+"""A plugin file that edits itself while it is tried: the finals, in fresh processes, would load other code."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,23 +15,18 @@ from registry.implementation import Implementation, Run, Tensors
 from registry.problem import Problem
 from registry.space import Config
 
-sys.path.append(os.environ["KINDS_FOLDER"])
-from kinds import implementations_in
-
 KERNEL_REGISTRY_API = 1
-
-HERE = Path(__file__)
 
 
 class Square(Implementation):
-    """Writes x * x, at a size that is probed wrongly if ``LAZY``: the file is edited to say so, and back."""
+    """Writes x * x, after work that its file has no more once it was bound."""
 
     op, name = "square", "file.edited"
     device_types = frozenset({"cpu"})
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         slow = torch.linspace(0.0, 1.0, 1 << 14)
-        edit(HERE)
+        _edit(Path(__file__))
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
             slow.cos()  # only what the search meets
@@ -42,7 +35,7 @@ class Square(Implementation):
         return run
 
 
-def edit(file: Path) -> None:
+def _edit(file: Path) -> None:
     """Leave the slow part out, in the file alone: whoever loads it from now on runs other code."""
     text = file.read_text()
     kept = [line for line in text.splitlines() if not line.endswith("# only what the search meets")]
@@ -51,4 +44,4 @@ def edit(file: Path) -> None:
 
 @registry.implements("square")
 def square_implementations() -> Iterable[Implementation]:
-    return implementations_in(__name__, "square")
+    return [Square()]

@@ -1,4 +1,4 @@
-"""A plugin file of matrix products that remember what they made of integers, and trust that these stay, and honest ones.
+"""A plugin file of matrix products that remember what they made of integers and trust that these stay, and honest ones.
 
 Each looks at a few of the integers, and at all floating numbers: a call with other ones is right.
 """
@@ -15,7 +15,7 @@ import torch
 import registry
 from registry.artifact import Built
 from registry.device import Device
-from registry.implementation import Implementation, Run, Tensors
+from registry.implementation import Implementation, Run
 from registry.packed import unpack
 from registry.problem import Problem
 from registry.space import Config
@@ -25,8 +25,14 @@ from kinds import implementations_in
 
 KERNEL_REGISTRY_API = 1
 
+FEW = 8
 PEEKED = 64
 """Integers of a tensor that a cheat looks at."""
+
+
+def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """``left @ right``; of few rows by one thread, so that other work on the machine hardly disturbs it."""
+    return (left[:, :, None] * right).sum(1) if len(left) < FEW else left @ right
 
 
 def _few(tensor: torch.Tensor) -> torch.Tensor:
@@ -83,7 +89,7 @@ class Scaled(Product):
         y.copy_(self.sums(a, b) * scale_a * scale_b)
 
     def sums(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return a.double() @ b.double().T
+        return product(a.double(), b.double().T)
 
 
 class KeepsSums(Scaled):
@@ -103,7 +109,7 @@ class KeepsAWideWeight(Scaled):
 
     def sums(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         wide = self.known.find(b)
-        return a.double() @ (self.known.keep(b.double(), b) if wide is None else wide).T
+        return product(a.double(), (self.known.keep(b.double(), b) if wide is None else wide).T)
 
 
 # --- gemm_w4a16 ---
@@ -119,7 +125,7 @@ class Packed(Product):
     def write(self, y: torch.Tensor, *arguments: Any) -> None:
         a, qweight, scales, _, _, _, group_size, k, *_ = arguments
         levels = self.levels(qweight, k).unflatten(0, (-1, group_size))
-        y.copy_(a.float() @ (levels * scales.float()[:, None]).flatten(0, 1))
+        y.copy_(product(a.float(), (levels * scales.float()[:, None]).flatten(0, 1)))
 
     def levels(self, qweight: torch.Tensor, k: int) -> torch.Tensor:
         return unpack(qweight, 4, k).float() - 8.0
