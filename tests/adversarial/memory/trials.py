@@ -19,17 +19,18 @@ CPU = Device.of("cpu")
 
 
 class Trials:
-    """Tries implementations of a file beside this one, by their names without the vendor."""
+    """Tries implementations of a file beside this one, by their names."""
 
-    def __init__(self, plugin: str) -> None:
+    def __init__(self, plugin: str, device: Device = CPU) -> None:
         with pytest.MonkeyPatch.context() as patch:
             block_plugins(patch)
             self.catalog = Catalog()
             self.catalog.load_file(Path(__file__).with_name(plugin))
             self.catalog.ops()
-        self._protocol = dict(TimingProtocol.of(CPU).details)
+        self._device = device
+        self._protocol = dict(TimingProtocol.of(device).details)
 
     def of(self, name: str, problem: Problem, seed: int = 0) -> Outcome:
-        """The outcome of a trial of ``vendor.name`` in its default configuration, in a new worker."""
+        """The outcome of a trial of an implementation that has no space, in a new worker."""
         job = TrialJob(1, problem.op, dict(problem.dims), Entrant(name, {}), self._protocol, seed, None)
-        return Worker(self.catalog, CPU).trial(job, lambda step: None)
+        return Worker(self.catalog, self._device).trial(job, lambda step: None)
