@@ -40,7 +40,7 @@ class KeptSample:
         return [torch.tensor(right, device=session.device.torch)]
 
     def quickly(self) -> Flags:
-        """The same flags, from the op's reference in the problem's own dtype, which takes about as long as a launch.
+        """Flags as of a call, from the op's reference in the problem's own dtype, which takes a few launches' time.
 
         A launch that was left out is far from that. Results that are not within its tolerance are judged as usual.
         """

@@ -226,16 +226,18 @@ class TimedPlan:
         if held and _any_overlap([*held, *_plain(self.outputs)]):
             raise WrongError("wrong_result", _SAME_MEMORY)
 
-    def launch_on(self) -> None:
+    def launch_on(self, launch_us: float) -> None:
         """Call launches for a while: none may return memory of a result that is still held; raises WrongError.
 
+        ``launch_us``: the time of one, on a device that the host does not wait for.
         Whoever returns the buffers of a ring in turn comes round, unless there are more than anybody gains by.
         """
         if not self._functional or self._session.op.parsed.mutates:
             return
         held = self._some_returned()
         addresses, began = set(map(_address, held)), perf_counter()
-        for copy in islice(cycle(range(len(self.launches))), _MOST_CALLS):
+        most = min(_MOST_CALLS, int(1e6 * _CALLS_S / max(launch_us, 0.1)))
+        for copy in islice(cycle(range(len(self.launches))), most):
             self.launches[copy]()
             if not addresses.isdisjoint(map(_address, _plain([self.outputs[copy]]))):
                 raise WrongError("wrong_result", _SAME_MEMORY)

@@ -52,8 +52,8 @@ WATCHED = (
     "registry.problem",
 )
 """Prefixes of the names of our modules that judge and time, and of the modules that they call."""
-_COUNTS = "registry.tuner.processes"
-"""The prefix of our modules that count something in their own names."""
+_WRITTEN_TO = ("registry.tuner.processes", "registry.contracts")
+"""Prefixes of our modules that count something in their own names, or whose functions torch.compile may compile."""
 _LIBRARY: tuple[ModuleType, ...] = (
     builtins,
     gc,
@@ -143,7 +143,7 @@ class _Part:
     def is_ours(self) -> bool:
         """Whether it is a module or class of our own that nothing writes to once it has been imported."""
         is_place = isinstance(self.place, type | ModuleType)
-        return is_place and self._name.startswith(WATCHED) and not self._name.startswith(_COUNTS)
+        return is_place and self._name.startswith(WATCHED) and not self._name.startswith(_WRITTEN_TO)
 
     @property
     def put_back(self) -> Replaced:
