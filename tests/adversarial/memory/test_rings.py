@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from registry.problem import Problem
@@ -29,8 +31,14 @@ def test_a_ring_of_buffers_comes_round(trials: Trials, name: str, problem: Probl
     assert any(words in found.message for words in TOLD), found.message
 
 
-def test_whoever_skips_a_call_in_three_on_inputs_it_never_met_is_refused(trials: Trials) -> None:
-    found = trials.of("ring.seldom", LARGE)
+def test_whoever_skips_a_call_in_three_on_inputs_it_never_met_is_refused(
+    trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # other work on the machine may leave time for few samples, or to judge few: then it is tried again
+    monkeypatch.setattr("registry.tuner.verify.between_samples._MOST_S", math.inf)
+    outcomes = (trials.of("ring.seldom", LARGE, seed) for seed in range(4))
+    found = next((each for each in outcomes if each.status != "ok"), None)
+    assert found is not None
     assert (found.status, "a sample left a wrong output" in found.message) == ("wrong_result", True), found.message
 
 
