@@ -103,6 +103,9 @@ class Op:
     transfers  static dimensions (int) along which a winner may answer for other sizes, each with the range of a size:
                ``{"cols": registry.octave}``. It answers between the sizes at which the tuner has verified it
     weights    tensor arguments that stay from call to call: an implementation may prepare only these
+    independent  tensor arguments of integers or booleans, each element of which may have the value of any other: words
+               of a packed weight, quantised activations, targets, but not offsets. Verification changes single elements
+               of these between calls, as it does of floating tensors
     """
 
     name: str
@@ -134,6 +137,7 @@ class Op:
     alike: Mapping[str, str] = field(default_factory=dict)
     transfers: Mapping[str, Range] = field(default_factory=dict)
     check_data: Callable[[Mapping[str, Any]], None] | None = None
+    independent: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):
@@ -160,8 +164,9 @@ class Op:
             raise InvalidDefinitionError(
                 f"op {self.name!r}: it takes no tensor", hint="a call runs on the device of its tensors: take one"
             )
-        for name in sorted(self.weights.difference(tensors)):
-            raise InvalidDefinitionError(f"op {self.name!r}: weights: {UnknownNameError('tensor', name, tensors)}")
+        for told, names in (("weights", self.weights), ("independent", self.independent)):
+            for name in sorted(names.difference(tensors)):
+                raise InvalidDefinitionError(f"op {self.name!r}: {told}: {UnknownNameError('tensor', name, tensors)}")
         for name, values in self._named_values.items():
             check_choices(self.name, name, values)
         self._check_transfers()
@@ -174,7 +179,7 @@ class Op:
                 )
 
     def _freeze_names(self) -> None:
-        for given in ("static", "dynamic", "weights"):
+        for given in ("static", "dynamic", "weights", "independent"):
             if isinstance(names := getattr(self, given), str):
                 raise InvalidDefinitionError(f"op {self.name!r}: {given} is {names!r}", hint=f"expected {{{names!r}}}")
             object.__setattr__(self, given, frozenset(names))
