@@ -494,13 +494,17 @@ def fused_linear_cross_entropy_gradients_implementations() -> Iterable[Implement
 
 @implements("attention")
 def attention_implementations() -> Iterable[Implementation]:
-    """Products and a softmax, and each of the kernels behind ``torch.nn.functional.scaled_dot_product_attention``."""
+    """Products and a softmax, plain and compiled, FlexAttention, and each of the kernels behind torch's SDPA."""
+    from .attention.compiled import CompiledAttention
+    from .attention.flex import FlexAttention
     from .attention.masked_cudnn import MaskedCudnnAttention
     from .attention.native import NativeAttention
     from .attention.sdpa import CpuFlashAttention, CudnnAttention, EfficientAttention, FlashAttention
 
     return [
         NativeAttention(),
+        CompiledAttention(),
+        FlexAttention(),
         FlashAttention(),
         CudnnAttention(),
         MaskedCudnnAttention(),
