@@ -73,7 +73,7 @@ class FlexCall(NamedTuple):
                     logit = logit + (_raised(of_pair, least) if raises else of_pair)
             return logit
 
-        return modified
+        return _without_annotations(modified)
 
     def blocks(self) -> BlockMask:
         """The blocks with the rule for keys of partial ones."""
@@ -84,7 +84,7 @@ class FlexCall(NamedTuple):
             seq_lengths=lengths, kv_num_blocks=self.partial_numbers, kv_indices=self.partial_places,
             full_kv_num_blocks=self.full_numbers, full_kv_indices=self.full_places, q_num_blocks=None, q_indices=None,
             full_q_num_blocks=None, full_q_indices=None, BLOCK_SIZE=(size, size),
-            mask_mod=_seen(kv_len - q_len, self.causal, self.window) if limited else _all_seen,
+            mask_mod=_seen(kv_len - q_len, self.causal, self.window) if limited else _without_annotations(_all_seen),
         )  # fmt: skip
 
 
@@ -106,7 +106,13 @@ def _seen(shift: int, causal: bool, window: int) -> Callable[..., torch.Tensor]:
             return ahead <= 0
         return (ahead <= (0 if causal else window)) & (ahead >= -window)
 
-    return seen
+    return _without_annotations(seen)
+
+
+def _without_annotations(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The function, whose traced graph torch 2.11 can save: annotations that are texts are part of it, and no names."""
+    function.__annotations__ = {}
+    return function
 
 
 def by_flex_attention(call: FlexCall) -> tuple[torch.Tensor, torch.Tensor]:
