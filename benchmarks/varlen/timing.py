@@ -103,4 +103,3 @@ class VarlenRace:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
