@@ -22,7 +22,6 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,7 +88,7 @@ class PackedHeads:
 
 
 def ours(problem: Problem, values: tuple[Any, ...], device: Device) -> tuple[dict[str, Call], dict[str, str]]:
-    """Dispatch, and each implementation that takes the problem; and the faults of those whose default does not build."""
+    """Dispatch, and each implementation that takes the problem; and the faults of defaults that do not build."""
     made: dict[str, Call] = {OURS: registry.op(ATTENTION_VARLEN.name)}
     faults: dict[str, str] = {}
     for each in registry.implementations(ATTENTION_VARLEN.name):

@@ -40,8 +40,8 @@ def sequence_by_sequence(problem: Problem, _: tuple[Any, ...], lengths: list[int
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object) -> torch.Tensor:
         out = torch.empty_like(q)
         for begin, end in bounds:
-            part = (x[None, begin:end] for x in (q, k, v))
-            out[begin:end] = _sdpa(*part, causal)[0]
+            rows, keys, values = (x[None, begin:end] for x in (q, k, v))
+            out[begin:end] = _sdpa(rows, keys, values, causal)[0]
         return out
 
     return call
@@ -64,7 +64,8 @@ def padded(problem: Problem, values: tuple[Any, ...], lengths: list[int]) -> Cal
         for x in (q, k, v):
             room = x.new_zeros(len(lengths) * longest, *x.shape[1:])
             spread.append(room.index_copy_(0, inside, x).unflatten(0, (len(lengths), longest)))
-        return _sdpa(*spread, True).flatten(0, 1).index_select(0, inside)
+        rows, keys, their = spread
+        return _sdpa(rows, keys, their, True).flatten(0, 1).index_select(0, inside)
 
     return call
 
@@ -104,7 +105,7 @@ def flash_attn(module: str, **more: Any) -> VarlenPeer:
     return made
 
 
-def flashinfer(problem: Problem, values: tuple[Any, ...], lengths: list[int]) -> Call:
+def flashinfer(problem: Problem, values: tuple[Any, ...], _lengths: list[int]) -> Call:
     """FlashInfer's prefill of ragged keys and values, planned for these lengths."""
     q, offsets = values[0], values[3]
     workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=q.device)

@@ -78,8 +78,8 @@ def _reasons(problem: Problem, device: Device) -> Iterator[str]:
 class FlashVarlen(Implementation):
     """FlashAttention 2 of all sequences at once; halves, with causal rows, windows and grouped heads.
 
-    It is told that any sequence may have all tokens, since the host does not know the longest: the call can be captured,
-    and programs beyond the end of a shorter sequence end at once.
+    It is told that any sequence may have all tokens, since the host does not know the longest. So the call can be
+    captured, and programs beyond the end of a shorter sequence end at once.
     """
 
     op = "attention_varlen"

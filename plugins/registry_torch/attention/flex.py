@@ -182,7 +182,7 @@ class FlexAttention(InductorImplementation):
         return super().variants(problem, config, device, _with_blocks(problem, signature))
 
     def compile(self, variant: Variant, target: Target) -> Artifact:
-        """As of any Inductor's; nothing where this version of torch keeps FlexAttention's operator elsewhere."""
+        """A file, or nothing where this version of torch keeps FlexAttention's operator elsewhere."""
         return Artifact(variant) if flex_private.missing() else super().compile(variant, target)
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.attention import flex_attention as flex
@@ -37,7 +37,8 @@ def traceable(
     the ``masks`` behind its numbers: a tensor that it read otherwise would be a constant of the traced graph.
     """
     operator = importlib.import_module("torch._higher_order_ops").flex_attention
-    given = flex._apply_kernel_options(*heads, False, dict(options), AuxRequest(lse=True))
-    out, lse, _ = operator(*heads, score_mod, blocks.as_tuple(), scale, given, masks, ())
+    q, k, v = heads
+    given = flex._apply_kernel_options(q, k, v, False, cast("Any", dict(options)), AuxRequest(lse=True))
+    out, lse, _ = operator(q, k, v, score_mod, blocks.as_tuple(), scale, given, masks, ())
     # the operator takes logarithms to base 2
     return out, lse * math.log(2.0)
