@@ -1,4 +1,4 @@
-"""attention_varlen by torch's FlashAttention 2 without a GPU: what it returns and repairs, and what it does not take."""
+"""attention_varlen by FlashAttention 2 of torch without a GPU: what it returns and repairs, and what it refuses."""
 
 from __future__ import annotations
 
