@@ -51,6 +51,7 @@ PACKED_FORMS: Mapping[str, Mapping[str, Value]] = {
     "whole": {"causal": False},
     "window": {"span": 50},
     "window of both sides": {"span": 50, "causal": False},
+    "a query, and sequences without": {"total_q": 3},
     "short heads": {"head_dim": 64, "kv_heads": 8, "dtype": "float16"},
 }
 VARLEN = ("torch.flash_varlen", "torch.flash_varlen_sized")

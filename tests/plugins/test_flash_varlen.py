@@ -23,6 +23,9 @@ NAMES = ["torch.flash_varlen", "torch.flash_varlen_sized"]
 SMALL: Mapping[str, Value] = {
     **PACKED_SEQUENCES, "sequences": 3, "heads": 4, "kv_heads": 2, "total_q": 75, "total_k": 90, "head_dim": 64,
 }  # fmt: skip
+PROBLEM: Any = None
+"""What any-size runs do not read while they are bound."""
+BUILT: Any = None
 
 
 @pytest.mark.parametrize("more", [{}, {"span": 9}, {"causal": False, "span": 9}], ids=str)
@@ -48,10 +51,25 @@ def test_the_kernel_is_told_the_longest_that_is_known(
     q = k = torch.zeros(8, 2, 8)
     # wild offsets stay within the tensors
     offsets = torch.tensor([-4, 5, 80], dtype=torch.int32), torch.tensor([0, 4, 4], dtype=torch.int32)
-    form.bind(None, {}, H200, None)((), (q, k, k, *offsets, True, None, 0.0, -1), ())
+    form.bind(PROBLEM, {}, H200, BUILT)((), (q, k, k, *offsets, True, None, 0.0, -1), ())
     ((given, most),) = told
     assert [each.tolist() for each in given] == [[0, 5, 8], [0, 4, 4]]
     assert most == longest
+
+
+def test_the_kernel_is_never_told_that_all_sequences_have_one_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+
+    def forward(q: torch.Tensor, *given: Any, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        told.append(given[4:6])
+        return torch.zeros_like(q), torch.zeros(q.shape[1], q.shape[0])
+
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", forward)
+    q = k = torch.zeros(1, 2, 8)
+    offsets = torch.tensor([0, 0, 1, 1], dtype=torch.int32)
+    for form in (FlashVarlen(), SizedFlashVarlen()):
+        form.bind(PROBLEM, {}, H200, BUILT)((), (q, k, k, offsets, offsets, True, None, 0.0, -1), ())
+    assert told == [(2, 1), (2, 1)]
 
 
 def test_clamped_offsets_stay_int32() -> None:

@@ -45,7 +45,9 @@ def flash_packed(
     if window >= 0:
         sides = {"window_size_left": window, "window_size_right": 0 if causal else window}
     forward = torch.ops.aten._flash_attention_forward
-    out, lse, *_ = forward(q, k, v, *offsets, *longest, 0.0, causal, False, scale=scale, **sides)
+    # told of one query at most, it takes each sequence to have one, and none may be empty
+    queries = max(longest[0], 2)
+    out, lse, *_ = forward(q, k, v, *offsets, queries, longest[1], 0.0, causal, False, scale=scale, **sides)
     return out.contiguous(), right_sums(out, lse).contiguous()
 
 
