@@ -115,7 +115,8 @@ def measure(
     others, absent = peers.calls(problem, values, lengths, without)
     right = peers.sequence_by_sequence(problem, values, lengths)(*values)
     calls = {name: call for name, call in {**calls, **others}.items() if name not in without}
-    race = VarlenRace(calls, values, right)
+    waiting = {each.name for each in registry.implementations(ATTENTION_VARLEN.name) if not each.capturable}
+    race = VarlenRace(calls, values, right, waiting)
     times = race.times(rounds)
     eager, faults = race.eager, faults | absent | race.faults
     race.close()

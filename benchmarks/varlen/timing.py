@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -18,13 +18,19 @@ class VarlenRace:
     """Contestants on the values of one problem. ``faults`` says why some do not take part.
 
     ``eager`` names those that cannot be captured, e.g. as they read lengths: their time has the host's, as a user has
-    it. On a CPU nothing is captured, and no name is there.
+    it. ``waiting`` are those of which that is known: none of them is captured, nor is anything on a CPU.
     """
 
-    def __init__(self, contestants: Mapping[str, Call], values: tuple[Any, ...], right: torch.Tensor) -> None:
+    def __init__(
+        self,
+        contestants: Mapping[str, Call],
+        values: tuple[Any, ...],
+        right: torch.Tensor,
+        waiting: Collection[str] = (),
+    ) -> None:
         self._device = values[0].device
         self.faults: dict[str, str] = {}
-        self.eager: set[str] = set()
+        self.eager: set[str] = set(waiting)
         self._runs: dict[str, Callable[[], Any]] = {}
         self._kept: list[Any] = []
         self._flush = self._flushing()
@@ -65,7 +71,7 @@ class VarlenRace:
             return call(*values)
 
         as_it_is()
-        if self._device.type != "cuda":
+        if self._device.type != "cuda" or name in self.eager:
             return as_it_is
         self._wait()
         graph = torch.cuda.CUDAGraph()
