@@ -11,7 +11,7 @@ import sys
 import torch
 
 ALWAYS = ("cpu_kernels", "racing.cpu_linear", "racing.compiled_calls", "dispatch_overhead", "formats.accuracy")
-WITH_GPU = ("winners_in_use", "against_peers", "models", "hammer")
+WITH_GPU = ("winners_in_use", "against_peers", "varlen", "models", "hammer")
 
 
 def main() -> int:

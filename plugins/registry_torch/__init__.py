@@ -494,27 +494,33 @@ def fused_linear_cross_entropy_gradients_implementations() -> Iterable[Implement
 
 @implements("attention")
 def attention_implementations() -> Iterable[Implementation]:
-    """Products and a softmax, and each of the kernels behind ``torch.nn.functional.scaled_dot_product_attention``."""
+    """Products and a softmax, plain and compiled, FlexAttention, and each of the kernels behind torch's SDPA."""
+    from .attention.compiled import CompiledAttention
+    from .attention.flash_cpu import FiniteCpuFlashAttention
+    from .attention.flex import FlexAttention
     from .attention.masked_cudnn import MaskedCudnnAttention
     from .attention.native import NativeAttention
-    from .attention.sdpa import CpuFlashAttention, CudnnAttention, EfficientAttention, FlashAttention
+    from .attention.sdpa import CudnnAttention, EfficientAttention, FlashAttention
 
     return [
         NativeAttention(),
+        CompiledAttention(),
+        FlexAttention(),
         FlashAttention(),
         CudnnAttention(),
         MaskedCudnnAttention(),
         EfficientAttention(),
-        CpuFlashAttention(),
+        FiniteCpuFlashAttention(),
     ]
 
 
 @implements("attention_varlen")
 def attention_varlen_implementations() -> Iterable[Implementation]:
-    """Products and a softmax, sequence by sequence."""
+    """Products and a softmax, sequence by sequence, and FlashAttention 2 of all sequences at once."""
+    from .attention.flash_varlen import FlashVarlen, SizedFlashVarlen
     from .attention.varlen import NativeVarlen
 
-    return [NativeVarlen()]
+    return [NativeVarlen(), FlashVarlen(), SizedFlashVarlen()]
 
 
 @implements("attention_backward")

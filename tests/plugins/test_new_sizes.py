@@ -74,7 +74,10 @@ TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {
     ("attention", "flashinfer.single"): {"batch": 1},
     **{("attention_decode", f"triton.{form}_int8"): {"kv_dtype": "int8"} for form in ("whole", "split_kv")},
     ("kv_cache_append", "triton.block_int8"): {"kv_dtype": "int8"},
-    **{("attention_varlen", name): {"lengths": "uniform"} for name in ("torch.native", "triton.flash")},
+    **{
+        ("attention_varlen", name): {"lengths": "uniform"}
+        for name in ("torch.native", "torch.flash_varlen", "torch.flash_varlen_sized", "triton.flash")
+    },
     ("top_k_top_p_sampling", "triton.split_rows"): {"top_k": True},
     **{(f"layer_norm{gradient}", f"liger.layer_norm{gradient}"): {"bias": True} for gradient in ("", "_backward")},
     **{(f"cross_entropy{gradient}", "triton.ragged"): {"cols": 50_257} for gradient in ("", "_backward")},
