@@ -15,9 +15,6 @@ from .between_samples import BetweenSamples
 from .session import clone
 from .verdicts import Flags
 
-_WARM = -2
-"""Place, among the copies of a sample, of that which may be launched on once more before the clock starts."""
-
 KeepMutation = Callable[[int, tuple[Any, ...]], Callable[[], Flags]]
 """Copies what a launch has left of a rotating copy that held these values; returns a function that judges it."""
 
@@ -26,6 +23,8 @@ class BetweenMutations(BetweenSamples):
     """Writes mutated arguments anew, moved as other inputs are, in all copies of a sample.
 
     One copy is drawn whose contents are remembered, among those on which the sample launches once: it may be judged.
+    That happens before every sample, so that the pause before a sample does not tell whether it is judged. On a GPU
+    all of it is queued behind the sample before, and nobody waits: the copies that are made are judged at the end.
     """
 
     _fresh: Mapping[int, Any] = {}
@@ -40,11 +39,11 @@ class BetweenMutations(BetweenSamples):
     def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
         self._keep_what_was_left()
         # first: to write elements anew undoes every change
-        self._rotation.move(dict.fromkeys(copies), self._fresh)
+        self._rotation.move(dict.fromkeys([*copies, *self.warmed]), self._fresh)
         super().__call__(copies, last=last)
         self._drawn_copy = None
-        once = [copy for copy, count in Counter([*copies, *copies[_WARM:][:-1]]).items() if count == 1]
-        if once and last:
+        once = [copy for copy, count in Counter(copies).items() if count == 1]
+        if once:
             copy = secrets.choice([once[-1], secrets.choice(once)])
             self._drawn_copy = copy, clone(self._rotation.copies[copy]), self._rotation.writes
 

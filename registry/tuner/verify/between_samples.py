@@ -70,7 +70,9 @@ class BetweenSamples:
         self._inputs = inputs
         self._moved = moved
         self.copies = range(len(rotation.copies))
-        """Indices of the copies that are launched on."""
+        """Indices of the copies that are launched on, and of those for warming up."""
+        self.warmed: Sequence[int] = ()
+        """Indices of the copies on which no launch is timed: others warm up there."""
         self._outputs = outputs
         self._looked_at = looked_at
         self._returned = returned
@@ -116,7 +118,8 @@ class BetweenSamples:
     def ready(self) -> None:
         """Change elements all over the outputs of a sample that is going to be judged.
 
-        To be called after the warm-up, which may have written the right output of a copy.
+        To be called before the warm-up, which uses other copies: the pause between it and the first timed launch would
+        tell whether the sample is going to be judged.
         """
         if self._next:
             for elements in self._looked_at:

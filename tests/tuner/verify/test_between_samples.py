@@ -41,7 +41,7 @@ def test_a_launch_never_meets_the_inputs_and_the_output_that_it_left() -> None:
 
     timed, _ = timed_with(session, square)
     # as many launches a sample however busy the machine is
-    sampler = ClockSampler(timed.launches, PROTOCOL, first_us=PROTOCOL.sample_us / 40)
+    sampler = ClockSampler(timed.launches, PROTOCOL, first_us=PROTOCOL.sample_us / 40, warm=timed.warm)
     sampler.between = timed.between
     again.clear()
     sampler.take(20)
@@ -111,7 +111,7 @@ def test_a_part_that_each_launch_leaves_to_the_next_is_found(returned: bool, who
     if whole_rounds:
         # every copy comes again after as many launches, and is launched on before the clock starts, too
         assert len(timed.launches) == 16
-        sampler = ClockSampler(timed.launches, PROTOCOL, first_us=PROTOCOL.sample_us / 32)
+        sampler = ClockSampler(timed.launches, PROTOCOL, first_us=PROTOCOL.sample_us / 32, warm=timed.warm)
     sampler.between, between = timed.between, timed.between
     judge = between._judge
     assert judge is not None
