@@ -184,7 +184,7 @@ class GraphSampler(Sampler):
     def take(self, count: int) -> list[Sample]:
         copies = range(self._turn.copies)
         taken: list[Sample] = []
-        for size in parts_of(count):
+        for size in parts_of(count, alone=self.between.alone):
             between = partial(self._before, copies, size)
             taken += self._clock.time([self._graph.replay] * size, between)
         return self._turn.per_launch(taken)
@@ -274,7 +274,7 @@ class SingleSampler(LaunchSampler):
 
     def take(self, count: int) -> list[Sample]:
         taken: list[Sample] = []
-        for size in parts_of(count):
+        for size in parts_of(count, alone=self.between.alone):
             places = self._turn(size)
             works = [self._launches[place] for place in places]
             taken += self._clock.time(works, partial(self._before, places), self.between.look)
@@ -301,15 +301,17 @@ class HostTime:
         self.us = (perf_counter_ns() - began) / 1e3
 
 
-def parts_of(count: int) -> Iterator[int]:
+def parts_of(count: int, *, alone: bool = False) -> Iterator[int]:
     """Sizes of parts in which so many samples are queued, drawn at random: each sample is the last with equal chances.
+
+    ``alone``: each part is one sample.
 
     Only the last of a part may be judged. A kernel may tell where a part begins, by the longer pause, and could leave
     out work in the samples before the last one if it knew how many there are.
     """
     while count > 0:
         size = 1
-        while size < count and secrets.randbelow(_PART):
+        while not alone and size < count and secrets.randbelow(_PART):
             size += 1
         yield size
         count -= size

@@ -25,6 +25,9 @@ class Between(Protocol):
     ``last``: no other sample follows behind the same head start, so that nothing has to be enqueued quickly.
     """
 
+    alone: bool
+    """Whether the host takes so long before a sample that no other should wait behind the same head start."""
+
     def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
         """Do what has to be done before the sample."""
 
@@ -43,6 +46,8 @@ class Between(Protocol):
 
 class Nothing:
     """Does nothing: the inputs, e.g. of the copy floor, stay as they are between samples."""
+
+    alone: bool = False
 
     def __call__(self, copies: Sequence[int], *, last: bool = True) -> None: ...
 

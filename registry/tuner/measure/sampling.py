@@ -126,9 +126,9 @@ def turn_of(
 ) -> Turn:
     """The launches of a sample on a GPU, given how many copies are ``available``.
 
-    No copy comes twice where enough are available. In a launch that finds its own inputs and output as an earlier one of
-    the sample left them, a candidate could do nothing: a kernel knows by a clock of the device, or by counting, that
-    nobody has written to them. All outputs would be right, and the time half of what it is, or less.
+    No copy comes twice where enough are available. In a launch that finds its own inputs and output as an earlier one
+    of the sample left them, a candidate could do nothing: a kernel knows by a clock of the device, or by counting,
+    that nobody has written to them. All outputs would be right, and the time half of what it is, or less.
 
     ``once``: no copy comes twice in any case. The time of the events around few short launches is then subtracted with
     that of a flush.

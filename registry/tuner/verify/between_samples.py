@@ -71,6 +71,7 @@ class BetweenSamples:
         self._moved = moved
         self.copies = range(len(rotation.copies))
         """Indices of the copies that are launched on, and of those for warming up."""
+        self.alone = False
         self.warmed: Sequence[int] = ()
         """Indices of the copies on which no launch is timed: others warm up there."""
         self._outputs = outputs

@@ -17,6 +17,7 @@ from ...correctness.bounds import holding
 from ...correctness.output_faults import output_faults, overlap, plain_fault, poison
 from ...dispatch.plans.plan import Plan
 from ...implementation import Tensors
+from ..measure.device_samplers import flushes_of
 from ..measure.samplers import Enqueue
 from ..measure.secret_elements import FlippedElements
 from ..measure.spread_elements import OfReturned, OfStack, SpreadElements
@@ -90,7 +91,9 @@ class TimedPlan:
         between.warmed = self._warmed
         between.keep_up_to(max(1, min(_MOST_KEPT, _KEPT_BYTES // max(session.working_set, 1))))
         if isinstance(between, BetweenMutations):
-            between.refresh({place: values[place] for place in session.mutated}, self._kept_mutation)
+            cold = session.device.type == "cuda" and session.protocol.regime == "cold"
+            flush = flushes_of(2 * session.protocol.cache_bytes, session.device).flush if cold else None
+            between.refresh({place: values[place] for place in session.mutated}, self._kept_mutation, flush)
         return between
 
     def _looked_at(self) -> list[SpreadElements]:
