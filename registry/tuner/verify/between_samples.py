@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
+from time import perf_counter_ns
 from typing import Any
 
 from ..measure.rotation import Rotation
@@ -94,6 +95,8 @@ class BetweenSamples:
         self._unjudged: tuple[Sequence[int], int, int] = (), 0, 0
         """The copies of the latest sample on changed inputs, the rotation's writes by then, and its weight."""
         self._comparison = RenewedPairs(self)
+        self._writing_ns = 0
+        """How long it took to write the inputs again and to change them."""
         self._prepare = self._change
         self._kept: list[Callable[[], Flags] | None] = [None]
 
@@ -139,7 +142,21 @@ class BetweenSamples:
         return self._rotation.writes, 1
 
     def _write_again(self, copies: Sequence[int]) -> tuple[int, int]:
+        began = perf_counter_ns()
         self._rotation.rewrite(copies, self._moved)
+        done = self._change(copies)
+        self._writing_ns = perf_counter_ns() - began
+        return done
+
+    def _wait_and_change(self, copies: Sequence[int]) -> tuple[int, int]:
+        began = perf_counter_ns()
+        done = self._change(copies)
+        # not asleep: the processor would run slower after that
+        while perf_counter_ns() - began < self._writing_ns:
+            pass
+        return done
+
+    def _change_only(self, copies: Sequence[int]) -> tuple[int, int]:
         return self._change(copies)
 
     def _exchange(self, copies: Sequence[int]) -> tuple[int, int]:
@@ -173,7 +190,13 @@ class BetweenSamples:
 
     def meet(self, inputs: Inputs) -> None:
         """Let the following samples find such inputs, see ``renewed.Inputs``."""
-        self._prepare = {"usual": self._change, "known": self._write_again, "new": self._exchange}[inputs]
+        self._prepare = {
+            "usual": self._change,
+            "known": self._write_again,
+            "new": self._exchange,
+            "waited": self._wait_and_change,
+            "quick": self._change_only,
+        }[inputs]
 
     def settle(self) -> None:
         """Put the inputs back, and read the verdicts; raises WrongError."""

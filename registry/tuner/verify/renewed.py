@@ -7,6 +7,7 @@ only the results that depend on changed elements, is right, but no real call is 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
 from ..measure.samplers import Sampler
@@ -20,6 +21,8 @@ _ALIKE, _LONGER = 2, 8
 Where other programs take the cores, a pair in five of an honest candidate is beyond the bound: disturbances only add
 time. So the shortest sample on new inputs must be beyond it, too, compared with the median on known ones.
 """
+_ALIKE_WAITED = 3
+"""Pairs after a pause within the bound that acquit, more than are beyond it."""
 _LONG_US = 10_000.0
 """A launch of at least so many µs finds nothing in a cache that was written before it, and one pair acquits."""
 _RETAKES = 2
@@ -29,8 +32,15 @@ _TOLD = (
     " what depends on changed elements, but other calls bring inputs that are new"
 )
 
-Inputs = Literal["usual", "known", "new"]
-"""The usual inputs; known: the usual ones, all their memory written again; new: never used, written as well."""
+_TOLD_WAITED = (
+    "it takes {:.3g} times as long after a pause as after none: it tells by the pause that inputs were written, which"
+    " are compared with new ones, and works less where it is timed"
+)
+
+Inputs = Literal["usual", "known", "new", "waited", "quick"]
+"""The usual inputs; known: the usual ones, all their memory written again; new: never used, written as well.
+
+waited: the usual ones, after a pause as long as writing them took; quick: the usual ones, of a sample not judged."""
 
 
 class Meets(Protocol):
@@ -41,28 +51,40 @@ class Meets(Protocol):
 
 
 class RenewedPairs:
-    """Pairs of samples on the same copies, with caches in the same state: as much memory is written before both."""
+    """Pairs of samples on the same copies, with caches in the same state: as much memory is written before both.
+
+    To write takes time, so that a candidate can tell these samples by the pause before them: it would work alike in
+    both, and less in the others. So samples after such a pause, in which nothing was written, are compared with those
+    that follow the sample before as timed ones do. These pairs are on copies that come one after the other: one copy
+    launched on twice would be in the cache the second time.
+    """
 
     def __init__(self, meets: Meets) -> None:
         self._meets = meets
-        self._pairs: list[tuple[float, float]] = []
-        self._alike = self._longer = 0
+        self._new = _Ratio(_TOLD, min, net=False)
+        self._waited = _Ratio(_TOLD_WAITED, statistics.median, net=True)
 
     def go_on(self, sampler: Sampler) -> bool:
-        """Take one more pair, unless enough were within the bound; True if enough are now. Raises WrongError."""
+        """Take one more pair, unless enough were within the bound; True if enough are now. Raises WrongError.
+
+        Pairs after a pause come last: by then all copies were met, and the pauses before are usual ones.
+        """
         is_long = sampler.launch_us >= _LONG_US
-        enough = 1 if is_long else _ALIKE
-        if self._alike < enough:
-            try:
-                self._add(*self._pair(sampler, is_long=is_long))
-            finally:
-                self._meets.meet("usual")
-        return self._alike >= enough
+        # a pause is short beside a long launch, and each takes time
+        enough, enough_waited = (1, 0) if is_long else (_ALIKE, _ALIKE_WAITED)
+        try:
+            if not self._new.is_enough(enough):
+                self._new.add(*self._pair(sampler, is_long=is_long))
+            elif not self._waited.is_enough(enough_waited):
+                self._waited.add(*self._waited_pair(sampler))
+        finally:
+            self._meets.meet("usual")
+        return self._new.is_enough(enough) and self._waited.is_enough(enough_waited)
 
     def _pair(self, sampler: Sampler, *, is_long: bool) -> tuple[float, float]:
         place = sampler.place
         self._meets.meet("known")
-        if not is_long or self._pairs:
+        if not is_long or self._new:
             # the inputs on these copies may have been new in the latest sample
             _sample(sampler, place)
         known_us = _sample(sampler, place)
@@ -74,18 +96,49 @@ class RenewedPairs:
             sampler.take(1)
         return known_us, new_us
 
-    def _add(self, known_us: float, new_us: float) -> None:
-        self._pairs.append((known_us, new_us))
-        if new_us <= _BOUND * known_us:
-            self._alike += 1
+    def _waited_pair(self, sampler: Sampler) -> tuple[float, float]:
+        self._meets.meet("waited")
+        waited_us = sampler.sample()
+        self._meets.meet("quick")
+        return sampler.sample(), waited_us
+
+
+class _Ratio:
+    """Pairs of times, of which the second is longer where a candidate is at fault.
+
+    ``least``: of the second times, what must be beyond the bound to convict. ``net``: pairs beyond the bound make up
+    for as many within it. Who finds out by the inputs themselves that they are new does so each time, and the least of
+    its times is beyond the bound. Who goes by a pause errs now and then, and may be within it by chance.
+    """
+
+    def __init__(self, told: str, least: Callable[[Iterable[float]], float], *, net: bool) -> None:
+        self._told, self._least, self._net = told, least, net
+        self._pairs: list[tuple[float, float]] = []
+        self._longer = 0
+        self._acquitted = False
+
+    def is_enough(self, wanted: int) -> bool:
+        """Whether so many pairs, or more, were within the bound, or the others are disturbances."""
+        alike = len(self._pairs) - self._longer
+        return self._acquitted or alike - (self._longer if self._net else 0) >= wanted
+
+    def __bool__(self) -> bool:
+        """Whether there are pairs."""
+        return bool(self._pairs)
+
+    def add(self, first_us: float, second_us: float) -> None:
+        """Add a pair; raises WrongError."""
+        self._pairs.append((first_us, second_us))
+        if second_us <= _BOUND * first_us:
             return
         self._longer += 1
         if self._longer < _LONGER:
             return
-        times = min(new for _, new in self._pairs) / statistics.median(known for known, _ in self._pairs)
+        firsts, seconds = zip(*self._pairs, strict=True)
+        times = self._least(seconds) / statistics.median(firsts)
         if times > _BOUND:
-            raise WrongError("wrong_result", _TOLD.format(times))
-        self._alike = _ALIKE
+            raise WrongError("wrong_result", self._told.format(times))
+        self._acquitted = True
 
 
 def _sample(sampler: Sampler, place: int) -> float:
