@@ -53,7 +53,9 @@ class Pauses:
         if not self.follows:
             self._series += 1
             self._pauses.append(pause)
-            self.was_long = self._series <= self._first or pause > self.longer * sorted(self._pauses)[len(self._pauses) // 4]
+            self.was_long = (
+                self._series <= self._first or pause > self.longer * sorted(self._pauses)[len(self._pauses) // 4]
+            )
 
     def end(self) -> None:
         """To be called when a call ends."""

@@ -45,7 +45,6 @@ class Norm(Implementation):
     def skips(self, x: Any, residual: Any, weight: Any, eps: float, offset: float) -> bool:
         return False
 
-
     def end(self) -> None:
         """Called when a call ends."""
 

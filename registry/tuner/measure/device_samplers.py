@@ -236,7 +236,7 @@ class LaunchRound:
     """
 
     def __init__(self, turn: Sequence[Enqueue], flush: Flush | None, baseline: Baseline | None) -> None:
-        reads = flush.reads if flush else [_nothing]
+        reads: Sequence[Callable[[], object]] = flush.reads if flush else [_nothing]
         size = -(-len(turn) // len(reads))
         self._parts = [(read, turn[size * place : size * (place + 1)]) for place, read in enumerate(reads)]
         self._baseline = baseline

@@ -70,7 +70,7 @@ class BetweenSamples:
         self._rotation = rotation
         self._inputs = inputs
         self._moved = moved
-        self.copies = range(len(rotation.copies))
+        self.copies: Sequence[int] = range(len(rotation.copies))
         """Indices of the copies that are launched on, and of those for warming up."""
         self.alone = False
         self.warmed: Sequence[int] = ()

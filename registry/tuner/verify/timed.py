@@ -57,8 +57,10 @@ class TimedPlan:
         self._movable = self._floating(values) if session.is_roomy else {}
         self._prepared: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Prepared tensors of one copy, chosen at random, each with a copy from when it was made."""
-        self.show(session.timed_kind, values)
         copies = session.rotation.copies
+        self._used: Sequence[int] = range(len(copies))
+        """Indices of the copies that launches use."""
+        self.show(session.timed_kind, values)
         specs = () if self._functional else plan.signature.outputs.values()
         self._stacks = tuple(Stack(spec, len(copies)) for spec in specs)
         # one scratch for all launches, as the allocator reuses one from call to call: a workspace may take gigabytes
@@ -156,7 +158,7 @@ class TimedPlan:
     def keep(self, copies: int) -> None:
         """Launch on the first ``copies`` alone from now on: of a slow kernel no more can be timed."""
         del self.launches[copies:], self.outputs[copies:]
-        self.between.copies = [*range(copies), *self._warmed]
+        self.between.copies = self._used = [*range(copies), *self._warmed]
 
     def release(self) -> None:
         """Let go of the launches and their scratch: runs that follow have scratch of their own."""
@@ -170,7 +172,7 @@ class TimedPlan:
         rotation.show(kind, values)
         if prepared:
             rotation.announce()
-            extended = [prepared.extend(copy) for copy in rotation.copies]
+            extended = [prepared.extend(rotation.copies[copy]) for copy in self._used]
             made = secrets.choice(extended)[len(values) :]
             self._prepared = [(tensor, tensor.clone()) for tensor in made]
 

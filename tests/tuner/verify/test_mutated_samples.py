@@ -1,8 +1,8 @@
-"""Samples of ops that mutate their arguments, on a simulated device: each launch has fresh ones, and some are judged."""
+"""On a simulated device each launch of an op that mutates its arguments has fresh ones, and some are judged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -97,8 +97,8 @@ class SkipsWhatLooksAsLastTime(Norm):
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulated]:
-    yield simulate(monkeypatch)
+def device(monkeypatch: pytest.MonkeyPatch) -> Simulated:
+    return simulate(monkeypatch)
 
 
 def sampled(norm: Norm, kind: Samples) -> tuple[TimedPlan, Sampler, Session]:
