@@ -68,6 +68,8 @@ _ROOM_SHARE = 1 / 256
 """The part of a GPU's memory that copies may take so that none comes twice in a sample: on an H200 as many bytes as
 100 µs can move."""
 _MOST_COPIES = 64
+_WARMED_SHARE = 1 / 8
+"""Launches on more than this part of a CPU's last-level cache take so long that few need a warm-up."""
 _RETAKES = 2
 _LONG_US = 100_000.0
 """A sample that lasts so many µs is not taken again: on a CPU it is always preempted, for a small part of it."""
@@ -178,13 +180,11 @@ class ClockSampler(LaunchSampler):
 
     After other code, such as the changes between samples, the first launch takes 1 µs longer: 2% of each launch in a
     round of 16 that take 3 µs. So a round of short launches begins with an untimed one, ``warm``, on a copy that no
-    timed launch uses. A launch that were timed later in the round would find its own inputs in that untimed one, and
-    its output as that has left it: a candidate could do its work there, and nothing while it is timed. To change
-    elements between the two would be other code once more. The copy of its own evicts no more from the caches than
-    the warm-up on a timed copy did, no timed launch finds its inputs or its output warmer than the others do, and
-    what a candidate does with it is of no use to it: each round calls it as often, untimed, whether or not the
-    outputs of that round are judged. Nothing comes between it and the timed launches, so that these follow it, and
-    each other, at one pace in all rounds.
+    timed launch uses. On a copy of theirs it would leave the right output for the timed launch that comes later, and
+    a candidate could do its work there and nothing while it is timed. To change elements between the two would be
+    other code once more. A copy of its own evicts no more from the caches than one of theirs, and no timed launch
+    finds its inputs or its output warmer than the others do. Nothing comes between it and the timed launches, which
+    follow it, and each other, at one pace in all rounds, whether or not outputs are judged.
     """
 
     how = "perf_counter"
@@ -248,7 +248,7 @@ def copies_of(working_set: int, protocol: TimingProtocol) -> int:
 
 def has_warm_copy(working_set: int, protocol: TimingProtocol) -> bool:
     """Whether a copy more is for launches that warm up: on a CPU, unless launches on so many bytes take long anyway."""
-    return protocol.clock == "perf_counter" and working_set <= protocol.cache_bytes
+    return protocol.clock == "perf_counter" and working_set <= _WARMED_SHARE * protocol.cache_bytes
 
 
 def copies_at_hand(working_set: int, protocol: TimingProtocol, memory_bytes: int) -> int:

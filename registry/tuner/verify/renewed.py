@@ -84,7 +84,7 @@ class RenewedPairs:
     def _pair(self, sampler: Sampler, *, is_long: bool) -> tuple[float, float]:
         place = sampler.place
         self._meets.meet("known")
-        if not is_long or self._new:
+        if not is_long or self._new.has_begun:
             # the inputs on these copies may have been new in the latest sample
             _sample(sampler, place)
         known_us = _sample(sampler, place)
@@ -122,7 +122,8 @@ class _Ratio:
         alike = len(self._pairs) - self._longer
         return self._acquitted or alike - (self._longer if self._net else 0) >= wanted
 
-    def __bool__(self) -> bool:
+    @property
+    def has_begun(self) -> bool:
         """Whether there are pairs."""
         return bool(self._pairs)
 
