@@ -174,6 +174,7 @@ class GraphSampler(Sampler):
         """``flushes`` come before the turn, and are subtracted. Raises CaptureError."""
         # the graph holds addresses: the tensors of the launches must live as long as the graph
         self._turn = LaunchRound(turn, flushes.flush if flushes else None, flushes.captured if flushes else None)
+        self.in_a_row = self._turn.launches
         self._clock = DeviceClock()
         self._graph = Graph(self._turn, device.torch)
 
@@ -208,6 +209,7 @@ class BacklogSampler(Sampler):
         """``host_us``: the host's time for one launch."""
         self.refused = refused
         self._turn = LaunchRound(turn, flushes.flush if flushes else None, flushes.launched if flushes else None)
+        self.in_a_row = self._turn.launches
         self._clock = DeviceClock(_HEAD_START_US + 2 * host_us * self._turn.launches)
 
     @property

@@ -95,6 +95,9 @@ class Sampler(ABC):
     launch_us = 0.0
     """The time of a launch, in µs, in the first look; ``sampler_for`` sets it."""
 
+    in_a_row = 1
+    """The number of launches that follow each other, with no pause before any but the first."""
+
     place = 0
     """The copy on which the next sample begins, counted from round to round, if samples do not reach all copies."""
 
@@ -206,6 +209,7 @@ class ClockSampler(LaunchSampler):
         # one hot copy is not left after every launch: reading the clock takes as long as a short one
         self._round = len(launches) if len(launches) > 1 else _FEWEST_CALLS
         self._count = max(1, min(_MOST_CALLS, math.ceil(protocol.sample_us / max(first_us, 0.1))))
+        self.in_a_row = min(self._count, self._round)
 
     def take(self, count: int) -> list[Sample]:
         with no_collection():

@@ -7,10 +7,9 @@ only the results that depend on changed elements, is right, but no real call is 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
-from ..measure.samplers import Sampler
+from ..measure.samplers import Sample, Sampler
 from .verdicts import WrongError
 
 _BOUND = 1.5
@@ -23,6 +22,10 @@ time. So the shortest sample on new inputs must be beyond it, too, compared with
 """
 _ALIKE_WAITED = 3
 """Pairs after a pause within the bound that acquit, more than are beyond it."""
+_MOST_WAITED = 40
+"""Pairs after a pause, with those during which the process lost a core, after which the machine is too busy to tell."""
+_PAUSE_COSTS_US = 100.0
+"""What a pause may cost the launches that follow it, all together: on cores with five times their load it was 35."""
 _LONG_US = 10_000.0
 """A launch of at least so many µs finds nothing in a cache that was written before it, and one pair acquits."""
 _RETAKES = 2
@@ -61,8 +64,7 @@ class RenewedPairs:
 
     def __init__(self, meets: Meets) -> None:
         self._meets = meets
-        self._new = _Ratio(_TOLD, min, net=False)
-        self._waited = _Ratio(_TOLD_WAITED, statistics.median, net=True)
+        self._new, self._waited = _New(), _Waited()
 
     def go_on(self, sampler: Sampler) -> bool:
         """Take one more pair, unless enough were within the bound; True if enough are now. Raises WrongError.
@@ -76,7 +78,7 @@ class RenewedPairs:
             if not self._new.is_enough(enough):
                 self._new.add(*self._pair(sampler, is_long=is_long))
             elif not self._waited.is_enough(enough_waited):
-                self._waited.add(*self._waited_pair(sampler))
+                self._waited.add(*self._waited_pair(sampler), _PAUSE_COSTS_US / sampler.in_a_row)
         finally:
             self._meets.meet("usual")
         return self._new.is_enough(enough) and self._waited.is_enough(enough_waited)
@@ -96,49 +98,79 @@ class RenewedPairs:
             sampler.take(1)
         return known_us, new_us
 
-    def _waited_pair(self, sampler: Sampler) -> tuple[float, float]:
+    def _waited_pair(self, sampler: Sampler) -> tuple[Sample, Sample]:
         self._meets.meet("waited")
-        waited_us = sampler.sample()
+        (waited,) = sampler.take(1)
         self._meets.meet("quick")
-        return sampler.sample(), waited_us
+        (quick,) = sampler.take(1)
+        return quick, waited
 
 
-class _Ratio:
-    """Pairs of times, of which the second is longer where a candidate is at fault.
+class _New:
+    """Pairs of times on known and on new inputs."""
 
-    ``least``: of the second times, what must be beyond the bound to convict. ``net``: pairs beyond the bound make up
-    for as many within it. Who finds out by the inputs themselves that they are new does so each time, and the least of
-    its times is beyond the bound. Who goes by a pause errs now and then, and may be within it by chance.
-    """
-
-    def __init__(self, told: str, least: Callable[[Iterable[float]], float], *, net: bool) -> None:
-        self._told, self._least, self._net = told, least, net
+    def __init__(self) -> None:
         self._pairs: list[tuple[float, float]] = []
         self._longer = 0
         self._acquitted = False
-
-    def is_enough(self, wanted: int) -> bool:
-        """Whether so many pairs, or more, were within the bound, or the others are disturbances."""
-        alike = len(self._pairs) - self._longer
-        return self._acquitted or alike - (self._longer if self._net else 0) >= wanted
 
     @property
     def has_begun(self) -> bool:
         """Whether there are pairs."""
         return bool(self._pairs)
 
-    def add(self, first_us: float, second_us: float) -> None:
+    def is_enough(self, wanted: int) -> bool:
+        """Whether so many pairs were within the bound, or the others are disturbances."""
+        return self._acquitted or len(self._pairs) - self._longer >= wanted
+
+    def add(self, known_us: float, new_us: float) -> None:
         """Add a pair; raises WrongError."""
-        self._pairs.append((first_us, second_us))
-        if second_us <= _BOUND * first_us:
+        self._pairs.append((known_us, new_us))
+        if new_us <= _BOUND * known_us:
             return
         self._longer += 1
         if self._longer < _LONGER:
             return
-        firsts, seconds = zip(*self._pairs, strict=True)
-        times = self._least(seconds) / statistics.median(firsts)
+        times = min(new for _, new in self._pairs) / statistics.median(known for known, _ in self._pairs)
         if times > _BOUND:
-            raise WrongError("wrong_result", self._told.format(times))
+            raise WrongError("wrong_result", _TOLD.format(times))
+        self._acquitted = True
+
+
+class _Waited:
+    """Pairs of times after no pause and after one.
+
+    Unlike who looks at the inputs, who goes by a pause errs now and then: so a pair beyond the bound makes up for one
+    within it, and the shortest quarter of the times after a pause may be chance. But a pause also costs who is honest
+    some time, more on a busy machine: other programs fill the caches meanwhile, and threads fall asleep.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[float, float]] = []
+        self._alike = self._longer = self._taken = 0
+        self._acquitted = False
+
+    def is_enough(self, wanted: int) -> bool:
+        """Whether so many pairs more were within the bound than beyond it, or these are disturbances."""
+        return self._acquitted or self._alike - self._longer >= wanted
+
+    def add(self, quick: Sample, waited: Sample, allowance_us: float) -> None:
+        """Add a pair; raises WrongError. ``allowance_us``: what a pause may cost each launch."""
+        self._taken += 1
+        self._acquitted = self._taken >= _MOST_WAITED
+        if not (quick.clean and waited.clean):
+            return
+        self._pairs.append((quick.us, waited.us - allowance_us))
+        if waited.us - allowance_us <= _BOUND * quick.us:
+            self._alike += 1
+            return
+        self._longer += 1
+        if self._longer < _LONGER:
+            return
+        low = sorted(waited_us for _, waited_us in self._pairs)[len(self._pairs) // 4]
+        times = low / statistics.median(quick_us for quick_us, _ in self._pairs)
+        if times > _BOUND:
+            raise WrongError("wrong_result", _TOLD_WAITED.format(times))
         self._acquitted = True
 
 

@@ -68,7 +68,7 @@ def test_who_takes_longer_on_new_inputs_is_refused(launch_us: float) -> None:
 
 @pytest.mark.parametrize("after_a_pause", [("known", "new", "waited"), ("waited",)])
 def test_who_takes_longer_after_the_pause_before_compared_inputs_is_refused(after_a_pause: tuple[Inputs, ...]) -> None:
-    told = Told(lambda inputs: 16.0 if inputs in after_a_pause else 10.0)
+    told = Told(lambda inputs: 1600.0 if inputs in after_a_pause else 937.5)
     with pytest.raises(WrongError, match=r"takes 1\.6 times as long after a pause as after none"):
         compared(told)
     assert told.inputs == "usual"
@@ -76,9 +76,9 @@ def test_who_takes_longer_after_the_pause_before_compared_inputs_is_refused(afte
 
 
 def test_one_that_errs_about_the_pause_now_and_then_is_refused_too() -> None:
-    times = cycle([16.0, 16.0, 16.0, 10.0])
+    times = cycle([1600.0, 1600.0, 1600.0, 1600.0, 900.0])
     with pytest.raises(WrongError, match="after a pause as after none"):
-        compared(Told(lambda inputs: next(times) if inputs == "waited" else 10.0))
+        compared(Told(lambda inputs: next(times) if inputs == "waited" else 900.0))
 
 
 @pytest.mark.few(3)
