@@ -22,7 +22,7 @@ time. So the shortest sample on new inputs must be beyond it, too, compared with
 """
 _ALIKE_WAITED = 3
 """Pairs after a pause within the bound that acquit, more than are beyond it."""
-_MOST_WAITED = 40
+_MOST_WAITED = 12
 """Pairs after a pause, with those during which the process lost a core, after which the machine is too busy to tell."""
 _PAUSE_COSTS_US = 100.0
 """What a pause may cost the launches that follow it, all together: on cores with five times their load it was 35."""
