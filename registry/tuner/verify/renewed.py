@@ -20,7 +20,7 @@ _ALIKE, _LONGER = 2, 8
 Where other programs take the cores, a pair in five of an honest candidate is beyond the bound: disturbances only add
 time. So the shortest sample on new inputs must be beyond it, too, compared with the median on known ones.
 """
-_ALIKE_WAITED = 3
+_ALIKE_WAITED = 2
 """Pairs after a pause within the bound that acquit, more than are beyond it."""
 _MOST_WAITED = 12
 """Pairs after a pause, with those during which the process lost a core, after which the machine is too busy to tell."""
@@ -158,10 +158,12 @@ class _Waited:
         """Add a pair; raises WrongError. ``allowance_us``: what a pause may cost each launch."""
         self._taken += 1
         self._acquitted = self._taken >= _MOST_WAITED
-        if not (quick.clean and waited.clean):
+        is_alike = waited.us - allowance_us <= _BOUND * quick.us
+        # a time that is short although the process lost a core tells as much as another
+        if not quick.clean or not (waited.clean or is_alike):
             return
         self._pairs.append((quick.us, waited.us - allowance_us))
-        if waited.us - allowance_us <= _BOUND * quick.us:
+        if is_alike:
             self._alike += 1
             return
         self._longer += 1
