@@ -16,11 +16,11 @@ from ...space import Config, Space
 from ..plans.plan import Candidate
 from .answers_or_faults import refusals
 from .learnt import Leaf, WinningConfig, nearest_config
-from .op_winners import Winner
 from .remembered_answers import Remembered
 from .resolution import Choice, default_choice
 from .situation import Situation
 from .spans import Spans
+from .winners import Winner
 
 _MOST = 1024
 """The most remembered answers of one family."""
