@@ -74,5 +74,5 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 def test_arguments_without_any_tensor_are_refused() -> None:
     op = rows_op("acme::maybe(Tensor? x=None) -> Tensor y", torch.clone)
     arguments = registry.Arguments("acme::maybe", {"x": None})
-    with pytest.raises(registry.InvalidArgumentError, match="(?s)no tensor is given.*expected x"):
+    with pytest.raises(registry.InvalidArgumentError, match=r"(?s)no tensor is given.*expected x"):
         op.pose(arguments)
