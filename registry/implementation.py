@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -17,7 +17,7 @@ from .author_code import shown
 from .device import Device
 from .errors import InvalidDefinitionError
 from .fingerprint import PythonText, fingerprint
-from .problem import Problem, TensorSpec
+from .problem import Problem, TensorSpec, Value
 from .source_files import sources_of
 from .space import Config, Space
 
@@ -132,6 +132,7 @@ class Implementation(ABC):
     transfers       a time measured at one size is evidence for other sizes, since the same code runs there: False if
                     code is compiled or chosen for each size, e.g. where ``bind_untuned`` is overridden
     mixed           runs calls whose tensors differ in dtype where the op's inputs do not (``Op.alike``)
+    added           values of dimensions, of those in ``Op.added``, that it runs: ``{"kv_dtype": ("int8",)}``
     preloads        ``module`` or ``module:function`` that a process imports (and calls) before it forks the processes
                     that compile and run implementations of this kind; it must start no thread and open no device
     compiles_anywhere    ``compile`` needs the target's name only, and no device of that kind
@@ -146,6 +147,7 @@ class Implementation(ABC):
     any_size: bool = False
     transfers: bool = True
     mixed: bool = False
+    added: Mapping[str, tuple[Value, ...]] = MappingProxyType({})
     preloads: ClassVar[tuple[str, ...]] = ()
     compiles_anywhere: ClassVar[bool] = True
 

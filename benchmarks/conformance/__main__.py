@@ -8,9 +8,9 @@ torch's and beside finite differences, and wrong inputs. The other paths are che
 the installed version (its source distribution will do), Liger-Kernel, FlagGems. Nothing is fetched. Their tests run in
 processes of their own, on the GPU where there is one, with shims that call the registry; those of transformers run
 twice, with and without ``apply``. ``--quick`` is FlagGems' own option, ``--only`` pytest's -k, to leave out what takes
-long without a GPU: "not 32000". ``--jobs`` runs so many files of Liger and FlagGems at once. ``--write`` keeps the
-counts in conformance.json, beside those of parts that were run before, and conformance.md. The exit code is 1 if
-anything is wrong.
+long without a GPU: "not 32000". ``--jobs`` deals the tests of Liger and FlagGems to so many processes. ``--write``
+keeps the counts in conformance.json, beside those of parts that were run before, and conformance.md. The exit code is 1
+if anything is wrong.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=folder, metavar="PATH", help=f"a checkout of {name}")
     parser.add_argument("--quick", action="store_true", help="FlagGems' quick mode: one dtype, small shapes")
     parser.add_argument("--only", metavar="EXPRESSION", default="", help="pytest's -k: tests by parts of their names")
-    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="files of tests that run at once")
+    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes that tests are dealt to")
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="keep conformance.json and conformance.md there")
     arguments = parser.parse_args(argv)
     if not any(getattr(arguments, part) for part in _TITLES):

@@ -35,14 +35,9 @@ def run_tests(folder: Path, files: Sequence[str], plugins: Sequence[str], variab
     """What became of the tests of ``files`` under pytest, in ``folder``, with ``plugins`` of benchmarks.conformance."""
     with tempfile.TemporaryDirectory() as place:
         outcomes = Path(place) / "outcomes.json"
-        paths = os.pathsep.join([str(_ROOT), str(_ROOT / "plugins"), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, **variables, "PYTHONPATH": paths, "CONFORMANCE_OUTCOMES": str(outcomes)}
-        loaded = [part for each in ("pytest_outcomes", *plugins) for part in ("-p", f"benchmarks.conformance.{each}")]
-        quiet = ["-q", "--tb=no", "-W", "ignore", "-p", "no:cacheprovider"]
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *quiet, *loaded, *files],
-            cwd=folder, env=environment, check=False, capture_output=True, text=True,
-        )  # fmt: skip
+        done = _pytest(
+            folder, files, ["pytest_outcomes", *plugins], {**variables, "CONFORMANCE_OUTCOMES": str(outcomes)}
+        )
         if not outcomes.is_file():
             raise SystemExit(f"pytest in {folder} wrote no outcomes:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         noted: Noted = json.loads(outcomes.read_text(encoding="utf-8"))
@@ -57,12 +52,38 @@ def run_files(
     variables: Mapping[str, str],
     jobs: int,
 ) -> Noted:
-    """What became of the tests of ``files``, each in a process of its own if ``jobs`` processes may run at once."""
+    """What became of the tests of ``files``, dealt to ``jobs`` processes one test after the other."""
     if jobs == 1:
         return run_tests(folder, [*options, *files], plugins, variables)
-    with ThreadPoolExecutor(jobs) as pool:
-        each = pool.map(lambda file: run_tests(folder, [*options, file], plugins, variables), files)
+    tests = _tests_in(folder, files, options, plugins, variables)
+    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(jobs) as pool:
+        lists = []
+        for number in range(min(jobs, len(tests))):
+            lists.append(Path(place) / f"{number}.txt")
+            lists[-1].write_text("\n".join(tests[number::jobs]), encoding="utf-8")
+        each = pool.map(lambda some: run_tests(folder, [*options, f"@{some}"], plugins, variables), lists)
         return {test: found for noted in each for test, found in noted.items()}
+
+
+def _tests_in(
+    folder: Path, files: Sequence[str], options: Sequence[str], plugins: Sequence[str], variables: Mapping[str, str]
+) -> list[str]:
+    """The tests that pytest collects from ``files``; a file without any is named itself, so that a run tells why."""
+    told = _pytest(folder, ["--collect-only", *options, *files], plugins, variables).stdout
+    tests = [line for line in told.splitlines() if "::" in line and line.partition("::")[0] in files]
+    return [*tests, *(file for file in files if not any(test.startswith(f"{file}::") for test in tests))]
+
+
+def _pytest(
+    folder: Path, given: Sequence[str], plugins: Sequence[str], variables: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(_ROOT), str(_ROOT / "plugins"), os.environ.get("PYTHONPATH", "")])
+    loaded = [part for each in plugins for part in ("-p", f"benchmarks.conformance.{each}")]
+    quiet = ["-q", "--tb=no", "-W", "ignore", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *quiet, *loaded, *given],
+        cwd=folder, env={**os.environ, **variables, "PYTHONPATH": paths}, check=False, capture_output=True, text=True,
+    )  # fmt: skip
 
 
 def counts_by_file(noted: Noted, explained: Mapping[str, str] | None = None) -> dict[str, Counts]:

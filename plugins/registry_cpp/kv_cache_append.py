@@ -16,6 +16,8 @@ from .base import ELEMENT_TYPES, kernel, thread_counts
 
 KV_CACHE_APPEND = kernel("kv_cache_append", "decoder/kv_cache_append.cpp")
 
+_ADDED = {"kv_dtype": ("int8",)}
+
 # shorter pieces take less time than starting a thread
 _ELEMENTS_PER_THREAD = 32_768
 
@@ -25,6 +27,7 @@ class CppKvCacheAppend(CppImplementation):
 
     op = "kv_cache_append"
     name = "cpp.tokens"
+    added = _ADDED
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
         yield from super().unsupported(problem, device)
@@ -62,7 +65,8 @@ class CppKvCacheAppend(CppImplementation):
             constants={
                 "ELEMENT": ELEMENT_TYPES[problem.dtype],
                 "SLOT": "int32_t" if problem.traits.dtype("slot_mapping") == "int32" else "int64_t",
-                "FLOAT8": problem.kv_dtype != "auto",
+                "FLOAT8": problem.kv_dtype == "float8_e4m3fn",
+                "INT8": problem.kv_dtype == "int8",
                 "HEADS": problem.kv_heads,
                 "DIM": problem.head_dim,
                 "SIZE": problem.block_size,

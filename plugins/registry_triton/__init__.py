@@ -252,8 +252,9 @@ def rotary_embedding_implementations() -> Sequence[registry.Implementation]:
 @registry.implements("kv_cache_append")
 def kv_cache_append_implementations() -> Sequence[registry.Implementation]:
     from .decoder.kv_cache_append import BlockKvCacheAppend
+    from .decoder.kv_cache_append_int8 import BlockInt8Append
 
-    return [BlockKvCacheAppend()]
+    return [BlockKvCacheAppend(), BlockInt8Append()]
 
 
 @registry.implements("rotary_kv_append")
@@ -266,8 +267,9 @@ def rotary_kv_append_implementations() -> Sequence[registry.Implementation]:
 @registry.implements("attention_decode")
 def attention_decode_implementations() -> Sequence[registry.Implementation]:
     from .attention.decode import SplitKvDecode, WholeDecode
+    from .attention.decode_int8 import SplitInt8Decode, WholeInt8Decode
 
-    return [WholeDecode(), SplitKvDecode()]
+    return [WholeDecode(), SplitKvDecode(), WholeInt8Decode(), SplitInt8Decode()]
 
 
 @registry.implements("mla_decode")

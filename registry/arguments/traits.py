@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..errors import UnknownNameError
 from .specs import FULL_ALIGNMENT, Argument, Arguments, MatrixLayout, TensorSpec, Value, dtype_name, specs_in
@@ -14,15 +15,16 @@ class Traits:
     They are not part of a problem's identity and are not stored. Each is computed when it is read. ``source`` is the
     call's arguments or a function that returns them; None where only dimensions are known: every tensor then counts as
     present, row-major and aligned, except for the aggregates that ``told`` overrides, e.g. ``{"aligned": False}``.
+    ``told`` also has what the op finds, see ``Op.told``.
     """
 
     __slots__ = ("_source", "_told")
 
     def __init__(
-        self, source: Arguments | Callable[[], Arguments | None] | None = None, told: Mapping[str, Value] | None = None
+        self, source: Arguments | Callable[[], Arguments | None] | None = None, told: Mapping[str, Any] | None = None
     ) -> None:
         self._source = source
-        self._told = dict(told or {})
+        self._told: dict[str, Any] = dict(told or {})
 
     @property
     def arguments(self) -> Arguments | None:
@@ -65,6 +67,12 @@ class Traits:
         """Whether an argument is a list of tensors or numbers; False where only dimensions are known."""
         arguments = self._given
         return arguments is not None and any(type(value) is tuple for value in arguments.unrecorded.values())
+
+    @property
+    def added(self) -> Mapping[str, tuple[Value, ...]]:
+        """Values of dimensions that only implementations run that name them: ``Op.added``."""
+        found: Mapping[str, tuple[Value, ...]] = self._told.get("added", _NOTHING_TOLD)
+        return found
 
     @property
     def gradient(self) -> bool:
@@ -125,7 +133,7 @@ class FamilyTraits(Traits):
     __slots__ = ("_aligned", "looked", "taken")
 
     def __init__(
-        self, source: Arguments, told: Mapping[str, Value] | None = None, aligned: FamilyTraits | None = None
+        self, source: Arguments, told: Mapping[str, Any] | None = None, aligned: FamilyTraits | None = None
     ) -> None:
         # without the base's __init__, for speed: a new size of a call makes these
         self._source = source
@@ -197,7 +205,7 @@ class OrdinaryTraits(FamilyTraits):
         return not there or self[trait]
 
 
-_NOTHING_TOLD: dict[str, Value] = {}
+_NOTHING_TOLD: dict[str, Any] = {}
 
 _AGGREGATES: Mapping[str, Callable[[TensorSpec], bool]] = {
     "contiguous": lambda spec: spec.is_contiguous,

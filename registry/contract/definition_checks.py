@@ -70,8 +70,9 @@ def _check_tensors(op: Op) -> None:
     tensors = [parameter.name for parameter in op.parsed.parameters if parameter.holds_tensors]
     if not tensors:
         raise definition_fault(op, "it takes no tensor", "a call runs on the device of its tensors: take one")
-    for name in sorted(op.weights.difference(tensors)):
-        raise InvalidDefinitionError(f"op {op.name!r}: weights: {UnknownNameError('tensor', name, tensors)}")
+    for told, names in (("weights", op.weights), ("independent", op.independent)):
+        for name in sorted(names.difference(tensors)):
+            raise InvalidDefinitionError(f"op {op.name!r}: {told}: {UnknownNameError('tensor', name, tensors)}")
 
 
 def _check_transfers(op: Op) -> None:

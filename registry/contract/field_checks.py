@@ -68,6 +68,7 @@ def _faults(op: Op) -> Iterator[tuple[str, str]]:
         yield f"its backward is {op.backward!r:.80}", "expected registry.Backward(op=..., saved=(...))"
     yield from _function_faults(op)
     yield from _alike_faults(op)
+    yield from _added_faults(op)
     for name, tolerance in {"": op.tolerance, **op.tolerances}.items():
         yield from _tolerance_faults(f"its tolerance{name and f' of {name}'}", tolerance)
 
@@ -89,6 +90,14 @@ def _alike_faults(op: Op) -> Iterator[tuple[str, str]]:
     tensors = [parameter.name for parameter in op.parsed.parameters if parameter.holds_tensors]
     for name in (name for pair in op.alike.items() for name in pair if name not in tensors):
         yield f"alike: {UnknownNameError('tensor', name, tensors).message}", f"its tensors are {', '.join(tensors)}"
+
+
+def _added_faults(op: Op) -> Iterator[tuple[str, str]]:
+    for name, values in op.added.items():
+        among = op.choices.get(name, ())
+        if not isinstance(values, tuple) or not set(values) < set(among):
+            told = f"its choices of {name} are {', '.join(map(str, among)) or 'none'}"
+            yield f"added: {name} is {values!r:.80}, but {told}", "expected a tuple of some of these, not of all"
 
 
 def _tolerance_faults(told: str, tolerance: Tolerance) -> Iterator[tuple[str, str]]:

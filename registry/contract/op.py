@@ -54,6 +54,9 @@ class Op:
     static     dimensions that must be equal for a tuned config to be considered for another problem
     dynamic    dimensions (int) along which the nearest tuned problem is looked for
     choices    further static dimensions, each with the texts or booleans that it may be
+    added      values of ``choices`` that the op got after implementations of it had been written, which cannot refuse
+               what they do not know: ``{"kv_dtype": ("int8",)}``. Only an implementation that names a value in its own
+               ``added`` runs it
     distributions  further static dimensions for the distribution of data that decide the time (routing skew, lengths),
                each with its names, the usual one first. ``inputs`` draws by them. A call's data are not read: its
                problem has the first name, and takes a winner of another name if the first has none
@@ -70,6 +73,9 @@ class Op:
     transfers  static dimensions (int) along which a winner may answer for other sizes, each with the range of a size:
                ``{"cols": registry.octave}``. It answers between the sizes at which the tuner has verified it
     weights    tensor arguments that stay from call to call: an implementation may prepare only these
+    independent  tensor arguments of integers or booleans, each element of which may have the value of any other: words
+               of a packed weight, quantised activations, targets, but not offsets. Verification changes single elements
+               of these between calls, as it does of floating tensors
     """
 
     name: str
@@ -95,11 +101,13 @@ class Op:
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     compare: Mapping[str, Comparator] = field(default_factory=dict)
     choices: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    added: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     distributions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     view: Callable[[Arguments], Arguments] | None = None
     alike: Mapping[str, str] = field(default_factory=dict)
     transfers: Mapping[str, Range] = field(default_factory=dict)
     check_data: Callable[[Mapping[str, Any]], None] | None = None
+    independent: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         check_name(self)
@@ -109,7 +117,7 @@ class Op:
         check_definition(self)
 
     def _freeze_names(self) -> None:
-        for given in ("static", "dynamic", "weights"):
+        for given in ("static", "dynamic", "weights", "independent"):
             if isinstance(names := getattr(self, given), str):
                 raise InvalidDefinitionError(f"op {self.name!r}: {given} is {names!r}", hint=f"expected {{{names!r}}}")
             object.__setattr__(self, given, frozenset(names))
@@ -242,7 +250,7 @@ class Op:
         return posed(self, arguments, like)
 
     def posing_in_family(
-        self, traits: type[FamilyTraits], told: Mapping[str, Value] | None
+        self, traits: type[FamilyTraits], told: Mapping[str, Any] | None
     ) -> Callable[[Arguments], Problem]:
         """``pose`` for calls that differ from a checked one in their numbers alone, with look-ups done beforehand.
 
@@ -250,8 +258,11 @@ class Op:
         """
         return family_poser(self, traits, told)
 
-    def told(self, arguments: Arguments) -> Mapping[str, Value] | None:
-        """Traits of a call that the op finds: ``mixed`` if tensors of ``alike`` differ in dtype, else None."""
+    def told(self, arguments: Arguments) -> Mapping[str, Any] | None:
+        """Traits of a call that the op finds: ``mixed`` if tensors of ``alike`` differ in dtype, and its ``added``.
+
+        None where there are none of these.
+        """
         return told_traits(self, arguments)
 
     def problem_of(self, dims: Mapping[str, Value]) -> Problem:

@@ -27,9 +27,7 @@ def posed(op: Op, arguments: Arguments, like: Problem | None) -> Problem:
     return Problem(op.name, dims, _traits(op, arguments, told_traits(op, arguments)))
 
 
-def family_poser(
-    op: Op, traits: type[FamilyTraits], told: Mapping[str, Value] | None
-) -> Callable[[Arguments], Problem]:
+def family_poser(op: Op, traits: type[FamilyTraits], told: Mapping[str, Any] | None) -> Callable[[Arguments], Problem]:
     """``posed`` for calls that differ from a checked one in their numbers alone: see ``Op.posing_in_family``."""
     name, problem, view, choices = op.name, op.problem, op.view, op.choices
     usual = {distribution: texts[0] for distribution, texts in op.distributions.items()}
@@ -49,12 +47,13 @@ def family_poser(
     return pose
 
 
-def told_traits(op: Op, arguments: Arguments) -> Mapping[str, Value] | None:
-    """Traits of a call that the op finds: ``mixed`` if tensors of ``alike`` differ in dtype, else None."""
-    return {"mixed": True} if op.alike and _is_mixed(op, arguments) else None
+def told_traits(op: Op, arguments: Arguments) -> Mapping[str, Any] | None:
+    """Traits of a call that the op finds: see ``Op.told``."""
+    mixed = {"mixed": True} if op.alike and _is_mixed(op, arguments) else None
+    return {**(mixed or {}), "added": op.added} if op.added else mixed
 
 
-def _traits(op: Op, arguments: Arguments, told: Mapping[str, Value] | None) -> Traits:
+def _traits(op: Op, arguments: Arguments, told: Mapping[str, Any] | None) -> Traits:
     return Traits(arguments if op.view is None else partial(_viewed, op, arguments), told)
 
 

@@ -187,6 +187,7 @@ _SHARED: dict[str, Any] = {
     "kinds": KINDS,
     "check": _check,
     "weights": frozenset({"values", "meta"}),
+    "independent": frozenset({"meta"}),
 }
 
 GEMM_SPARSE24 = Op(

@@ -81,6 +81,7 @@ def packed_a8_op(name: str, bits: int) -> Op:
         flatten=partial(_flatten, form, name),
         packed=Packed("w", PackedWeight, PARTS),
         weights=frozenset({"qweight", "scales", "zeros", "g_idx"}),
+        independent=frozenset({"a", "qweight"}),
     )
 
 

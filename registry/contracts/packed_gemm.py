@@ -117,6 +117,7 @@ def packed_gemm_ops(name: str, bits: int, codebook: str | None = None) -> tuple[
         "kinds": KINDS,
         "check": partial(check_packed, form),
         "weights": weights,
+        "independent": frozenset({"qweight"}),
     }
     forward = Op(
         name=name,

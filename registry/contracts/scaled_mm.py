@@ -192,4 +192,5 @@ SCALED_MM = Op(
     check=_check,
     backward=Backward.none(),
     weights=frozenset({"b", "scale_b", "bias"}),
+    independent=frozenset({"a", "b"}),
 )

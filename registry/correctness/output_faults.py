@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..problem import TensorSpec, dtype_name
 
 # of a tensor: which of torch's kinds it is. Private, but the only thing that tells a lazy tensor of any kind
 _keys = torch._C._dispatch_keys
+_is_lazy_copy: Callable[[torch.Tensor], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
 
 
 def poison(tensors: tuple[torch.Tensor, ...]) -> None:
@@ -52,7 +53,8 @@ def output_faults(
 def plain_fault(output: object) -> str:
     """Why a value is no plain tensor; "" if it is dense, computed, and of torch's own class.
 
-    A subclass, a lazy conjugate or an overridden attribute might do the work later, when the value is read.
+    A subclass, a lazy conjugate or an overridden attribute might do the work later, when the value is read; a lazy
+    copy leaves it to whoever writes to the tensor, or asks for its address.
     """
     if type(output) is not torch.Tensor:
         return f"is a {type(output).__name__}, expected a plain torch.Tensor"
@@ -60,6 +62,8 @@ def plain_fault(output: object) -> str:
         return f"has the layout {output.layout}, expected a dense tensor"
     if others := str(_keys(output) - _usual_keys(output.device))[len("DispatchKeySet(") : -1]:
         return f"is no plain tensor: torch treats it as {others}"
+    if _is_lazy_copy(output):
+        return "is a lazy copy, which shares memory with another tensor until somebody writes to it"
     if hidden := [part for part in vars(output) if hasattr(torch.Tensor, part)]:
         return f"has an attribute {hidden[0]} that hides torch.Tensor's"
     return ""

@@ -16,16 +16,23 @@ from ..problem import TensorSpec
 from .batched import copy_each
 from .bits import WORD, as_bits
 
-PoisonedLayout = Literal["contiguous", "unaligned", "sliced", "transposed", "strided", "strided-dense", "dense-strided"]
+PoisonedLayout = Literal[
+    "contiguous", "unaligned", "sliced", "transposed", "strided", "strided-dense", "dense-strided", "unlike"
+]
 LAYOUTS: tuple[PoisonedLayout, ...] = get_args(PoisonedLayout)
 """contiguous: row-major, at a multiple of 16 bytes. unaligned: row-major, one element further. sliced: the first
 columns of a wider tensor, so that rows are not aligned. transposed: row-major with the last two dimensions exchanged.
 strided: one unused element after each, rows still further apart.
 strided-dense and dense-strided, for several tensors: every other one is strided, from the first or from the
-second on; the rest are row-major."""
+second on; the rest are row-major.
+unlike, for several tensors: rows are dense and aligned, but they lie in another order and further apart in each tensor,
+so that the strides of one are wrong for every other."""
 
 MARGIN = 64
 """Elements before and after: a multiple of 16 bytes for every dtype, and more than a vector load."""
+
+_ALIGNED = 16
+"""Elements that are a multiple of 16 bytes in every dtype."""
 
 _SMALL = 1 << 15
 """The most elements of a tensor whose poison is remembered: 64 of them are 20 MB."""
@@ -215,6 +222,9 @@ def adds_nothing(layout: PoisonedLayout, tensors: Collection[TensorSpec]) -> boo
     """
     if layout in _STRIDED_FROM:
         return len(tensors) < 2
+    if layout == "unlike":
+        # the first tensor is row-major, and so is every one without rows
+        return all(len(tensor.shape) < 2 for tensor in list(tensors)[1:])
     return layout in {"sliced", "transposed"} and all(len(tensor.shape) < 2 for tensor in tensors)
 
 
@@ -228,11 +238,26 @@ def _strides(shape: tuple[int, ...], layout: PoisonedLayout, place: int) -> tupl
     if layout == "transposed" and len(shape) >= 2:
         *outer, last, first = _strides((*shape[:-2], shape[-1], shape[-2]), "contiguous", place)
         return (*outer, first, last)
+    if layout == "unlike":
+        return _unlike(shape, place)
     step, more = _gaps(layout, place)
     strides = [step]
     for size in reversed(shape[1:]):
         strides.append(max(size, 1) * strides[-1] + more)
     return tuple(reversed(strides[: len(shape)]))
+
+
+def _unlike(shape: tuple[int, ...], place: int) -> tuple[int, ...]:
+    """Strides of dense rows: dimensions before the last are rotated by ``place``, with so many gaps after each row."""
+    if not shape:
+        return ()
+    outer = range(len(shape) - 1)
+    turn = place % max(len(outer), 1)
+    strides, step = {len(outer): 1}, max(shape[-1], 1) + _ALIGNED * place
+    for dimension in reversed([*outer[turn:], *outer[:turn]]):
+        strides[dimension] = step
+        step *= max(shape[dimension], 1)
+    return tuple(strides[dimension] for dimension in range(len(shape)))
 
 
 def _each(elements: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:

@@ -38,6 +38,10 @@ def refusals(implementation: Implementation, problem: Problem, device: Device) -
         return (f"it runs on {', '.join(sorted(implementation.device_types))}, not on {device.type}",)
     if problem.traits["mixed"] and not implementation.mixed:
         return ("tensors differ in dtype that were alike when it was verified",)
+    for name, values in problem.traits.added.items():
+        value = problem.dims[name]
+        if value in values and value not in implementation.added.get(name, ()):
+            return (f"it does not say that it takes {name}={value}, which {implementation.op} got later",)
     given = implementation.unsupported(problem, device)
     if type(given) in _PLAIN or (isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)):
         reasons: tuple[Any, ...] | None = tuple(given)

@@ -12,6 +12,7 @@ from pathlib import Path
 from tuning_db import Decision, Final, Store, Trial
 
 from ..device import Device
+from ..discovery import answers
 from ..discovery.catalog import Catalog
 from ..errors import InvalidArgumentError
 from ..problem import Problem, canonical_json
@@ -108,7 +109,7 @@ def _of_problem(
     found = [
         _standing(problem, one.name, labels, best.get(one.name), finals.get(one.name, ()), skipped)
         if one.name in best or skipped
-        else _unsupported(problem, one.name, labels, [*one.unsupported(problem, device)], device)
+        else _unsupported(problem, one.name, labels, [*answers.refusals(one, problem, device)], device)
         for one in catalog.implementations(problem.op)
         if device.type in one.device_types or one.name in labels
     ]

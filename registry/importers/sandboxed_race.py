@@ -15,6 +15,7 @@ from tuning_db import Store, TuningDBError
 
 from ..contract import Op
 from ..device import Device
+from ..discovery import answers
 from ..discovery.catalog import Catalog
 from ..errors import InvalidArgumentError
 from ..problem import Problem, canonical_json
@@ -139,7 +140,7 @@ class SandboxedRace:
                 kernel = labels[one.name]
                 entries.append(_Entered(kernel.label, self._foreign(one.name, [kernel], folder), True))
             elif self._device.type in one.device_types:
-                reasons = "; ".join(one.unsupported(problem, self._device))
+                reasons = "; ".join(answers.refusals(one, problem, self._device))
                 if reasons:
                     out.append(RaceStanding(problem, one.name, one.name, False, "unsupported", reasons))
                     continue

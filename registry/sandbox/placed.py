@@ -12,6 +12,7 @@ from ..artifact import Artifact
 from ..contract import as_tuple
 from ..correctness.output_faults import output_faults
 from ..device import Device
+from ..discovery import answers
 from ..discovery.catalog import Catalog
 from ..dispatch.plans.other_size import at_other_size, bound_by_call
 from ..dispatch.plans.plan import Candidate, Plan
@@ -42,7 +43,7 @@ class BoundEntrant:
 
     def candidate(self, problem: Problem) -> Candidate:
         """The implementation with its configuration. Raises UnsupportedError."""
-        if reasons := [*self.implementation.unsupported(problem, self.device)]:
+        if reasons := answers.refusals(self.implementation, problem, self.device):
             raise UnsupportedError("; ".join(reasons))
         config = self._config
         return Candidate(

@@ -67,7 +67,7 @@ class SandboxedSession(Session):
         values = self.values(self.timed_kind)
         room = _HOST_BYTES if self.device.type != "cuda" else min(_GPU_BYTES, _GPU_SHARE * self.device.memory_bytes)
         count = max(2, copies_of(self.working_set, self.protocol), int(room / max(self.working_set, 1)))
-        rotation = Rotation(values, min(self.protocol.max_copies, count))
+        rotation = Rotation(values, min(self.protocol.max_copies, count), self.independent)
         rotation.show(self.timed_kind, values)
         return rotation
 

@@ -27,12 +27,16 @@ or error.
 
 @dataclass(frozen=True)
 class Entrant:
-    """A candidate to build and run, by name. ``role``: "candidate", "copy" (a second one of the incumbent), "floor"."""
+    """A candidate to build and run, by name. ``role``: "candidate", "copy" (a second one of the incumbent), "floor".
+
+    ``source``: the hash of its files as the run has read them, see ``source_digest``; "" if nobody compares them.
+    """
 
     implementation: str
     config: Mapping[str, Any]
     artifacts: tuple[Artifact, ...] = ()
     role: str = "candidate"
+    source: str = ""
 
     @property
     def by_key(self) -> Mapping[str, Artifact]:

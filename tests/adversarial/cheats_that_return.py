@@ -124,6 +124,16 @@ class ALazyNegation(Returning):
         return torch._neg_view(-(x * x))
 
 
+class ALazyCopy(Returning):
+    """Shares memory with a result that it keeps, until somebody writes to one of them or asks for its address."""
+
+    name = "return.lazy_copy"
+
+    def square(self, x: torch.Tensor) -> torch.Tensor:
+        self._kept = x * x
+        return torch._lazy_clone(self._kept)
+
+
 class APatchedTensor(Returning):
     """Never computed; what asks for its negation, or a tensor without a graph, has one that is."""
 

@@ -24,6 +24,7 @@ REFUSED = {
     "subclass": ("wrong_result", "y is a LooksPlain, expected a plain torch.Tensor"),
     "functional": ("wrong_result", "torch treats it as Functionalize"),
     "negation": ("wrong_result", "torch treats it as Negative"),
+    "lazy_copy": ("wrong_result", "is a lazy copy, which shares memory with another tensor"),
     "patched": ("wrong_result", "an attribute detach that hides torch.Tensor's"),
     "sparse": ("wrong_result", "the layout torch.sparse_coo"),
     "mkldnn": ("wrong_result", "the layout torch._mkldnn"),

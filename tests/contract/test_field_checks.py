@@ -35,6 +35,10 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "fake": ({"fake": lambda x, y: x}, "it takes the schema's arguments in order: (x)"),
     "alike": ({"alike": {"w": "x"}}, "alike: unknown tensor 'w'\n  its tensors are x"),
+    "added": (
+        {"added": {"kind": ("b",)}},
+        "added: kind is ('b',), but its choices of kind are none\n  expected a tuple of some of these, not of all",
+    ),
     "compare": ({"compare": {"y": "exact"}}, "compare: y: 'exact' is no function"),
     "scale": (
         {"tolerance": replace(RIGHT, scale=lambda y: y.abs())},

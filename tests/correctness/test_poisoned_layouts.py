@@ -170,6 +170,7 @@ STRIDES: dict[PoisonedLayout, tuple[int, ...]] = {
     "strided": (36, 11, 2),
     "strided-dense": (36, 11, 2),
     "dense-strided": (12, 4, 1),
+    "unlike": (12, 4, 1),
 }
 
 
@@ -180,7 +181,7 @@ def test_layouts_are_what_they_are_called() -> None:
         spec = TensorSpec.of(laid_out(x, layout))
         assert spec.strides == strides
         assert spec.alignment == (4 if layout == "unaligned" else 16)
-        assert spec.is_contiguous == (layout in {"contiguous", "unaligned", "dense-strided"})
+        assert spec.is_contiguous == (layout in {"contiguous", "unaligned", "dense-strided", "unlike"})
         assert torch.equal(laid_out(x, layout), x)
         assert torch.equal(laid_out(x.mT, layout), x.mT)
 
@@ -195,7 +196,9 @@ def test_any_shape_can_be_laid_out(layout: PoisonedLayout, shape: tuple[int, ...
     assert bool(found.untouched())
     as_contiguous = TensorSpec.of(laid_out(x, "contiguous")) == TensorSpec.of(found.tensor)
     if adds_nothing(layout, [TensorSpec.of(x)]):
-        assert layout in {"strided-dense", "dense-strided"} or (layout in {"sliced", "transposed"} and as_contiguous)
+        assert layout in {"strided-dense", "dense-strided", "unlike"} or (
+            layout in {"sliced", "transposed"} and as_contiguous
+        )
 
 
 def test_a_pitch_that_is_no_multiple_of_the_step_shows_who_takes_it_for_one() -> None:
@@ -216,12 +219,27 @@ def test_surroundings_notice_a_write_between_the_elements() -> None:
 
 def test_every_other_tensor_of_a_call_is_strided_by_steps_of_its_own() -> None:
     values = [torch.randn(5, 7) for _ in range(4)]
-    dense = {"strided-dense": {1, 3}, "dense-strided": {0, 2}}
-    for layout in LAYOUTS[-2:]:
+    dense: dict[PoisonedLayout, set[int]] = {"strided-dense": {1, 3}, "dense-strided": {0, 2}}
+    for layout, places in dense.items():
         found = all_laid_out((values[0], 3, values[1:]), layout)
         tensors = [found[0], *found[2]]
         assert found[1] == 3
         assert all(map(torch.equal, tensors, values))
-        assert {place for place, one in enumerate(tensors) if one.is_contiguous()} == dense[layout]
+        assert {place for place, one in enumerate(tensors) if one.is_contiguous()} == places
         assert len({one.stride() for one in tensors}) == 3
         assert not adds_nothing(layout, [TensorSpec.of(one) for one in tensors])
+
+
+def test_rows_of_unlike_tensors_are_dense_and_lie_by_strides_of_their_own() -> None:
+    values = tuple(torch.randn(2, 3, 4, 8) for _ in range(6))
+    found = all_laid_out(values, "unlike")
+    assert all(map(torch.equal, found, values))
+    assert found[0].is_contiguous()
+    assert len({one.stride() for one in found}) == 6
+    assert all(one.stride(-1) == 1 and one.data_ptr() % 16 == 0 for one in found)
+    assert all(stride % 4 == 0 for one in found for stride in one.stride()[:-1])
+    # the order of the dimensions before the last, from the one whose steps are largest
+    orders = [tuple(sorted(range(3), key=lambda dim: -one.stride(dim))) for one in found]
+    assert orders == [(0, 1, 2), (1, 2, 0), (2, 0, 1)] * 2
+    assert not adds_nothing("unlike", [TensorSpec.of(one) for one in found])
+    assert adds_nothing("unlike", [TensorSpec.of(torch.ones(3, 4)), TensorSpec.of(torch.ones(4))])

@@ -125,6 +125,7 @@ REFUSED: dict[str, str | tuple[str, ...]] = {
     "return.subclass": "wrong_result",
     "return.functional": "wrong_result",
     "return.negation": "wrong_result",
+    "return.lazy_copy": "wrong_result",
     "return.patched": "wrong_result",
     "return.sparse": "wrong_result",
     "return.input_at_first": "wrong_result",

@@ -80,11 +80,32 @@ def test_every_form_is_right(catalog: Catalog, op: str, name: str, form: str) ->
         assert verdict.ok, f"{kind}: {verdict.message}"
 
 
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("name", [*FUSED, MASKED])
 @pytest.mark.parametrize("op", OPS)
 def test_layouts_and_other_sizes_are_right(catalog: Catalog, op: str, name: str) -> None:
     problems = [{**PLAIN, "q_len": 65, "kv_len": 65, "kv_heads": 8}]
+    if name == MASKED:
+        problems = [{**PLAIN, **FORMS["mask"], "q_len": 65, "kv_len": 64}]
     assert check_implementation(catalog.implementation(op, name), catalog.op(op), problems=problems, device="cuda").ok
+
+
+@pytest.mark.parametrize("heads", [2, 8])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_transposed_heads_are_those_of_torch(dtype: torch.dtype, heads: int) -> None:
+    # as in torch's function: heads before the length, in memory too, also those of the gradient
+    drawn = [torch.randn(2, each, 512, 64, dtype=dtype, device="cuda") for each in (8, heads, heads, 8)]
+    found, expected = ([one.clone().requires_grad_() for one in drawn[:3]] for _ in range(2))
+    out = registry.call("attention", *(one.transpose(1, 2) for one in found), causal=True)[0].transpose(1, 2)
+    out.backward(drawn[3])
+    whole = torch.nn.functional.scaled_dot_product_attention(
+        *(one.double() for one in expected), is_causal=True, enable_gqa=True
+    )
+    whole.backward(drawn[3].double())
+    for one, other in zip(found, expected, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        error = (one.grad.double() - other.grad.double()).norm() / other.grad.double().norm()
+        assert error < 4 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("name", ["torch.native", *FUSED])

@@ -51,14 +51,20 @@ def test_parts_of_a_fused_tensor_are_rotated_where_they_are(name: str, is_neox: 
     assert whole.data_ptr() == query.data_ptr()
 
 
-@pytest.mark.parametrize("float8", [False, True])
-@pytest.mark.parametrize("name", NAMES[:2])
-def test_captured_graphs_write_to_the_slots_of_their_replays(name: str, float8: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, dtype) for name in NAMES[:2] for dtype in (torch.bfloat16, torch.float8_e4m3fn)),
+        *((name, torch.int8) for name in ("torch.native", "triton.block_int8")),
+    ],
+    ids=str,
+)
+def test_captured_graphs_write_to_the_slots_of_their_replays(name: str, dtype: torch.dtype) -> None:
     _, (_, key, value) = fused(5)
-    dtype = torch.float8_e4m3fn if float8 else torch.bfloat16
     caches = [torch.zeros(4, SIZE, KV_HEADS, WIDTH, device="cuda").to(dtype) for _ in range(2)]
     slots = torch.tensor([3, -1, 40, 17, 63], device="cuda")
-    scales: list[Any] = [torch.full((1,), 0.25, device="cuda") if float8 else None for _ in range(2)]
+    scaled = dtype.itemsize == 1
+    scales: list[Any] = [torch.full((1,), 0.25, device="cuda") if scaled else None for _ in range(2)]
     with registry.using(kv_cache_append=name):
         registry.call("kv_cache_append", key, value, *caches, slots, *scales)
         graph = torch.cuda.CUDAGraph()

@@ -20,6 +20,7 @@ from registry.correctness.bits import same_bits
 from registry.correctness.numerics import compare, own_error, reference64
 from registry.correctness.output_faults import poison
 from registry.device import Device
+from registry.discovery.answers import refusals
 from registry.dispatch.plans.plan import Candidate, Plan, build
 from registry.errors import NotReadyError, OutOfResourcesError
 from registry.implementation import Implementation, Launch
@@ -114,7 +115,7 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"tokens": tokens, "kv_heads": heads, "head_dim": size, "block_size": block, "kv_dtype": kind}
         for tokens, heads, size, block, kind in (
             (999, 8, 128, 16, "auto"), (999, 8, 128, 16, "float8_e4m3fn"), (1, 1, 80, 1, "float8_e4m3fn"),
-            (70, 3, 20, 128, "auto"),
+            (70, 3, 20, 128, "auto"), (999, 8, 128, 16, "int8"), (1, 1, 80, 1, "int8"), (70, 3, 20, 128, "int8"),
         )
     ],
     "rotary_kv_append": [
@@ -136,6 +137,10 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
             (2, 16, 8, 2, 4096, 256, 64, 1023, "auto", True, "full"),
             (200, 12, 12, 1, 300, 64, 1, False, "auto", False, "uniform"),
             (1, 4, 4, 1, 100_000, 20, False, False, "auto", False, "full"),
+            (16, 32, 8, 1, 2048, 128, 16, False, "int8", False, "skewed"),
+            (5, 32, 8, 4, 1008, 128, False, 100, "int8", True, "uniform"),
+            (3, 8, 1, 16, 777, 80, False, False, "int8", False, "uniform"),
+            (1, 16, 8, 1, 100_000, 256, 16, False, "int8", False, "full"),
         )
     ],
     "top_k_top_p_sampling": [
@@ -288,7 +293,7 @@ def test_numerics(op: str, place: int, dtype: str) -> None:
         if dtype == "float32" and dims.get("zeros") == "integer":
             continue  # float32 scales have float zero points
         problem = contract.problem_of({"dtype": dtype, **dims})
-        if list(implementation.unsupported(problem, device)):
+        if refusals(implementation, problem, device):
             continue
         generator = torch.Generator("cuda").manual_seed(number)
         values = contract.inputs(problem, contract.kinds[number % len(contract.kinds)], generator)

@@ -72,6 +72,8 @@ TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {
     ("attention", "torch.sdpa_cudnn_masked"): {"mask": "bool"},
     ("attention_backward", "torch.sdpa_cudnn_masked"): {"mask": "bool"},
     ("attention", "flashinfer.single"): {"batch": 1},
+    **{("attention_decode", f"triton.{form}_int8"): {"kv_dtype": "int8"} for form in ("whole", "split_kv")},
+    ("kv_cache_append", "triton.block_int8"): {"kv_dtype": "int8"},
     **{("attention_varlen", name): {"lengths": "uniform"} for name in ("torch.native", "triton.flash")},
     ("top_k_top_p_sampling", "triton.split_rows"): {"top_k": True},
     **{(f"layer_norm{gradient}", f"liger.layer_norm{gradient}"): {"bias": True} for gradient in ("", "_backward")},

@@ -168,6 +168,15 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "grouped_scaled_mm triton.gemm": {"m": 4096, **SCALED_EXPERTS},
     "scaled_mm triton.splitk": {"m": 16, **SCALED},
     "attention_varlen triton.flash": PACKED_SEQUENCES,
+    "kv_cache_append triton.block_int8": {
+        "tokens": 8192,
+        "kv_heads": 8,
+        "head_dim": 128,
+        "block_size": 16,
+        "kv_dtype": "int8",
+    },
+    "attention_decode triton.whole_int8": {**DECODE, "kv_dtype": "int8"},
+    "attention_decode triton.split_kv_int8": {**DECODE, "batch": 1, "page": 16, "kv_dtype": "int8"},
 }
 IMPLEMENTATIONS = {f"{op} {one.name}": one for op, forms in FORMS.items() for one in forms}
 
@@ -291,6 +300,7 @@ DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
         *({**DECODE, "batch": batch, "kv_len": kv_len} for batch in (1, 16, 256) for kv_len in (16, 1024, 131072)),
         {**DECODE, "page": 16, "head_dim": 512, "kv_heads": 1},
         {**DECODE, "q_len": 16, "kv_dtype": "float8_e4m3fn"},
+        *({**DECODE, "page": page, "kv_dtype": "int8"} for page in (False, 16)),
         {**DECODE, "head_dim": 24, "heads": 8, "span": 1024},
     ],
     "attention_varlen": [

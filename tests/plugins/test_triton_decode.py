@@ -1,4 +1,4 @@
-"""attention_decode's Triton kernels without a GPU: shared memory, conversions of float8, and the dependent launch."""
+"""attention_decode's Triton kernels without a GPU: shared memory, conversions of bytes, and the dependent launch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from registry.artifact import Artifact
 from registry.device import Device
 from registry.space import Config
 from registry_triton.attention.decode import SplitKvDecode, WholeDecode, _Tile
+from registry_triton.attention.decode_int8 import SplitInt8Decode, WholeInt8Decode
 
 from ..tiers import THOROUGH
 from .test_triton import A100, DECODE, H200, MI300, problem_of, signature
 
-FLOAT8 = {"kv_dtype": "float8_e4m3fn"}
+FLOAT8, INT8 = {"kv_dtype": "float8_e4m3fn"}, {"kv_dtype": "int8"}
 WIDE = {"head_dim": 256, "heads": 16}
 WIDEST = {"head_dim": 512, "heads": 16}
 TOKENS = {"q_len": 16}
@@ -83,6 +84,36 @@ def test_float8_is_converted_two_at_a_time_and_not_read_byte_by_byte(dtype: str)
     assert "cp.async" in text
 
 
+@pytest.mark.parametrize(
+    ("form", "dims", "dtype"),
+    [
+        (WholeInt8Decode(), {"page": 16}, "bfloat16"),
+        pytest.param(SplitInt8Decode(), {"page": 16, "batch": 1}, "bfloat16", marks=THOROUGH),
+        pytest.param(WholeInt8Decode(), {"page": False}, "float16", marks=THOROUGH),
+        pytest.param(WholeInt8Decode(), {"page": 16, **TOKENS}, "float16", marks=THOROUGH),
+        pytest.param(WholeInt8Decode(), {"page": 16, **WIDE}, "bfloat16", marks=THOROUGH),
+    ],
+    ids=lambda one: getattr(one, "name", str(one)),
+)
+def test_int8_is_converted_four_at_a_time_and_not_read_byte_by_byte(
+    form: WholeDecode | SplitKvDecode, dims: Mapping[str, Any], dtype: str
+) -> None:
+    config = default(form, {**INT8, **dims}, dtype)
+    artifact = compiled(form, {**INT8, **dims}, dtype, config)[0]
+    text = assembly(artifact)
+    width = dims.get("head_dim", 128)
+    each = 2 * config["BLOCK"] * width // (32 * config["num_warps"])
+    # a permutation of bytes for each pair
+    assert text.count("0x64646464") == each // 2
+    assert not re.search(r"cvt\.\S*\.[su]8|ld\.shared\.[bsu]8", text)
+    assert re.search(r"(mma\.sync|wgmma\.mma_async)\S*\.f32\.f16\.f16", text)
+    assert "cp.async" in text
+    assert artifact.resources["spill_bytes"] == 0
+    assert artifact.resources["shared_bytes"] <= _Tile.of(
+        problem_of("attention_decode", {**DECODE, **INT8, **dims})
+    ).shared_bytes(config, H200)
+
+
 @pytest.mark.thorough
 def test_the_second_launch_waits_before_it_reads_what_the_first_wrote() -> None:
     # what test_triton.py compiles, too
@@ -104,6 +135,23 @@ def test_only_hopper_and_later_launch_dependents(device: Device, dependent: bool
     assert second.options.get("launch_pdl", False) == dependent
     assert "launch_pdl" not in first.options
     assert form.variants(problem, config, device, signature(problem, form, config, device))
+
+
+@pytest.mark.parametrize(("device", "ptx"), [(H200, True), (A100, True), (MI300, False)], ids=str)
+def test_the_launches_of_int8_are_those_of_other_caches_with_a_kernel_of_their_own(device: Device, ptx: bool) -> None:
+    for form, usual in ((WholeInt8Decode(), WholeDecode()), (SplitInt8Decode(), SplitKvDecode())):
+        problem = problem_of("attention_decode", {**DECODE, **INT8, "batch": 1})
+        assert not list(form.unsupported(problem, device))
+        assert "its cache is int8, not auto" in list(form.unsupported(problem_of("attention_decode", DECODE), device))
+        config = form.default(problem, device)
+        assert config == usual.default(problem, device)
+        made, known = (one.launch(problem, config, device) for one in (form, usual))
+        first, *rest = made if isinstance(made, list) else [made]
+        other, *others = known if isinstance(known, list) else [known]
+        assert (first.grid, first.args, first.options, rest) == (other.grid, other.args, other.options, others)
+        assert first.kernel is not other.kernel
+        assert first.constants["PTX"] is ptx
+        assert set(first.constants) ^ set(other.constants) == {"PTX", "FLOAT8"}
 
 
 def test_few_sequences_are_split_over_all_multiprocessors_and_many_take_long_steps() -> None:

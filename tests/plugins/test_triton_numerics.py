@@ -25,6 +25,7 @@ from registry.contract import Op, as_tuple
 from registry.correctness.numerics import compare, judged, own_error, reference64, results_of
 from registry.correctness.output_faults import poison
 from registry.device import Device
+from registry.discovery.answers import refusals
 from registry.dispatch.plans.plan import Candidate, build
 from registry.implementation import Implementation
 from registry.problem import Problem, Value
@@ -48,7 +49,9 @@ def family_of(op: str) -> str:
 
 
 FAMILIES = sorted({family_of(name) for name, _ in CASES})
-OF_ATTENTION = [str(Path(__file__).with_name("test_triton_attention.py"))]
+OF_ATTENTION = [
+    str(Path(__file__).with_name(name)) for name in ("test_triton_attention.py", "test_triton_int8_caches.py")
+]
 _NO_LOOPS = "interpreter does not loop with this NumPy"
 MOST = 12_000
 """Elements of a problem here: the interpreter takes milliseconds a program."""
@@ -109,7 +112,7 @@ def problems(op: Op, implementation: Implementation, device: Device) -> list[Pro
         chosen = [{name: of[place % len(of)] for name, of in op.choices.items()} for place in range(len(dtypes))]
         dims = [{"rows": 3, "cols": cols, "dtype": dtype, **one} for dtype, one in zip(dtypes, chosen, strict=True)]
     found = [op.problem_of(point) for point in dims]
-    return covering(problem for problem in found if not list(implementation.unsupported(problem, device)))
+    return covering(problem for problem in found if not refusals(implementation, problem, device))
 
 
 def _elements(dims: Mapping[str, Any]) -> int:

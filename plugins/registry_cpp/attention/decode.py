@@ -21,6 +21,8 @@ ATTENTION_DECODE = CppKernel.read(
     Path(__file__).parent / "kernels" / "decode.cpp",
 )
 
+_ADDED = {"kv_dtype": ("int8",)}
+
 # shorter pieces take less time than starting a thread
 _ELEMENTS_PER_THREAD = 32_768
 
@@ -30,6 +32,7 @@ class CppAttentionDecode(CppImplementation):
 
     op = "attention_decode"
     name = "cpp.groups"
+    added = _ADDED
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
         yield from super().unsupported(problem, device)
@@ -68,7 +71,8 @@ class CppAttentionDecode(CppImplementation):
             args=(*tensors, _scale(problem), "softcap", problem.batch, *strides, *table, config["threads"]),
             constants={
                 "ELEMENT": ELEMENT_TYPES[problem.dtype],
-                "FLOAT8": problem.kv_dtype != "auto",
+                "FLOAT8": problem.kv_dtype == "float8_e4m3fn",
+                "INT8": problem.kv_dtype == "int8",
                 "KV_HEADS": problem.kv_heads,
                 "GROUP": problem.heads // problem.kv_heads,
                 "TOKENS": problem.q_len,

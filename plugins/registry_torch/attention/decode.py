@@ -22,6 +22,8 @@ DecodeValues = tuple[
 ]  # fmt: skip
 """The op's values in the schema's order."""
 
+_ADDED = {"kv_dtype": ("int8",)}
+
 
 def contiguous_keys(cache: torch.Tensor, kv_lens: torch.Tensor, table: torch.Tensor | None) -> torch.Tensor:
     """Keys or values ``[batch, kv_len, kv_heads, head_dim]``; of pages a copy. The table is read to each length."""
@@ -71,6 +73,7 @@ class AttentionDecode(Native):
 
     op = "attention_decode"
     returns_outputs = True
+    added = _ADDED
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """Any layout and size."""
@@ -86,6 +89,7 @@ class CompiledAttentionDecode(InductorImplementation):
 
     op = "attention_decode"
     name = "torch.compile"
+    added = _ADDED
 
     def function(self, *values: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Takes the op's values in the schema's order."""

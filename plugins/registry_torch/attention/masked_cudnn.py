@@ -15,6 +15,7 @@ from registry.problem import Problem
 from registry.space import Config
 
 from . import aten, reasons
+from .gradient_layouts import with_equal_strides, with_rows_of_lse
 
 _MOST = 128
 """The largest head_dim of forward and backward on every GPU."""
@@ -134,7 +135,7 @@ class MaskedCudnnAttentionBackward(Implementation):
         """Any size; a gradient that is not needed is left out."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
-            call = aten.GradientCall(*arguments)
+            call = with_equal_strides(with_rows_of_lse(aten.GradientCall(*arguments)))
             made = zip(_gradients(call), (call.need_q, call.need_k, call.need_v), strict=True)
             return tuple([x.contiguous() if needed else x.new_empty(0) for x, needed in made])
 

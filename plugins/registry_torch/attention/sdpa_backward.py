@@ -13,6 +13,7 @@ from registry.problem import Problem
 from registry.space import Config
 
 from . import aten, reasons
+from .gradient_layouts import with_equal_strides, with_rows_of_lse
 from .sdpa import cpu_reasons, cudnn_reasons, efficient_reasons, flash_reasons
 
 
@@ -35,7 +36,7 @@ class _FusedBackward(Implementation):
         """Any size; a gradient that is not needed is left out."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
-            call = aten.GradientCall(*arguments)
+            call = with_rows_of_lse(aten.GradientCall(*arguments))
             made = zip(self.gradients(call), (call.need_q, call.need_k, call.need_v), strict=True)
             return tuple([x.contiguous() if needed else x.new_empty(0) for x, needed in made])
 
@@ -77,7 +78,7 @@ class CudnnAttentionBackward(_FusedBackward):
 
     def gradients(self, call: aten.GradientCall) -> aten.AttentionGradients:
         """By torch's private operator."""
-        return aten.cudnn_backward(call)
+        return aten.cudnn_backward(with_equal_strides(call))
 
 
 class EfficientAttentionBackward(_FusedBackward):

@@ -14,7 +14,8 @@ from registry.space import Config
 
 from ..native import Native
 
-_MOST = 448.0
+_ADDED = {"kv_dtype": ("int8",)}
+_MOST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 
 def _append(
@@ -28,8 +29,11 @@ def _append(
     for x, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
         new, held = x[tokens], cache
         if scale is not None:
-            # torch's own conversion would make NaN of what is too large
-            new = (new.float() / scale).clamp_(-_MOST, _MOST).to(cache.dtype).view(torch.uint8)
+            # torch's own conversion would make NaN of what is too large, and any integer of NaN
+            most = _MOST[cache.dtype]
+            new = (new.float() / scale).clamp_(-most, most)
+            new = new.round_().nan_to_num_(0.0) if cache.dtype == torch.int8 else new
+            new = new.to(cache.dtype).view(torch.uint8)
             held = cache.view(torch.uint8)
         place = (slots // cache.shape[1], slots % cache.shape[1])
         held[place] = torch.where(some, new, held[place])
@@ -39,6 +43,7 @@ class KvCacheAppend(Native):
     """The tokens that are written, gathered, and an indexed copy into each cache."""
 
     op = "kv_cache_append"
+    added = _ADDED
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """In place, at any size and for any layout."""

@@ -12,7 +12,16 @@ from registry.backends.triton import TritonImplementation
 
 from ..support import KEPT, options
 from .kernels import forward as kernels
-from .layouts import constants_of, heads_strides, mask_bytes, mask_strides, reasons, scale_of, span_of
+from .layouts import (
+    bytes_held,
+    heads_strides,
+    mask_bytes,
+    mask_strides,
+    masked_constants_of,
+    reasons,
+    scale_of,
+    span_of,
+)
 
 
 class TileAttention(TritonImplementation):
@@ -27,7 +36,7 @@ class TileAttention(TritonImplementation):
     def space(self, problem: Problem, device: Device) -> Space:
         """Queries and keys of a tile, warps, and how many tiles of keys are loaded ahead."""
         rows, keys = (max(16, min(128, next_power_of_2(size))) for size in (problem.q_len, problem.kv_len))
-        return _space(rows, keys, span_of(problem), problem.torch_dtype.itemsize, mask_bytes(problem), device)
+        return _space(rows, keys, span_of(problem), bytes_held(problem, device), mask_bytes(problem), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """Tiles as large as the GPU's shared memory and registers allow."""
@@ -50,7 +59,7 @@ class TileAttention(TritonImplementation):
                 problem.kv_len, *heads_strides(problem, "q", "k", "v"), *strides,
             ),
             constants={
-                **constants_of(problem),
+                **masked_constants_of(problem, device),
                 "ROWS": config["BLOCK_M"],
                 "KEYS": config["BLOCK_N"],
                 "STAGES": config["num_stages"],

@@ -14,7 +14,16 @@ from registry.backends.triton import TritonImplementation
 
 from ..support import KEPT, options
 from .kernels import backward as kernels
-from .layouts import constants_of, heads_strides, mask_bytes, mask_strides, reasons, scale_of, span_of
+from .layouts import (
+    bytes_held,
+    heads_strides,
+    mask_bytes,
+    mask_strides,
+    masked_constants_of,
+    reasons,
+    scale_of,
+    span_of,
+)
 
 _DELTA_ELEMENTS, _DELTA_WARPS = 8192, 4
 
@@ -33,7 +42,7 @@ class TileAttentionBackward(TritonImplementation):
     def space(self, problem: Problem, device: Device) -> Space:
         """Sizes of the tile that is kept and of a step, warps, and how many steps are loaded ahead."""
         longest = max(16, min(128, next_power_of_2(max(problem.q_len, problem.kv_len))))
-        return _space(longest, span_of(problem), problem.torch_dtype.itemsize, mask_bytes(problem), device)
+        return _space(longest, span_of(problem), bytes_held(problem, device), mask_bytes(problem), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """Tiles as large as the GPU's shared memory and registers allow."""
@@ -52,9 +61,9 @@ class TileAttentionBackward(TritonImplementation):
         # where nothing is needed, something must be launched
         launches = [] if needs["NEED_V"] and not (needs["NEED_Q"] or needs["NEED_K"]) else [_deltas(problem)]
         if needs["NEED_K"] or needs["NEED_V"]:
-            launches.append(_by_keys(problem, config, needs))
+            launches.append(_by_keys(problem, config, needs, device))
         if needs["NEED_Q"]:
-            launches.append(_by_queries(problem, config))
+            launches.append(_by_queries(problem, config, device))
         return launches
 
 
@@ -81,7 +90,7 @@ def _strides(problem: Problem) -> tuple[int, ...]:
     return (*heads_strides(problem, "grad_out", "q", "k", "v"), *mask)
 
 
-def _by_keys(problem: Problem, config: Config, needs: Mapping[str, bool]) -> Launch:
+def _by_keys(problem: Problem, config: Config, needs: Mapping[str, bool], device: Device) -> Launch:
     blocks = -(-problem.kv_len // config["BLOCK"])
     return Launch(
         kernels.by_keys,
@@ -91,7 +100,7 @@ def _by_keys(problem: Problem, config: Config, needs: Mapping[str, bool]) -> Lau
             blocks, problem.q_len, problem.kv_len, *_strides(problem),
         ),
         constants={
-            **constants_of(problem),
+            **masked_constants_of(problem, device),
             "KEYS": config["BLOCK"],
             "STEP": config["STEP"],
             "NEED_K": needs["NEED_K"],
@@ -102,7 +111,7 @@ def _by_keys(problem: Problem, config: Config, needs: Mapping[str, bool]) -> Lau
     )  # fmt: skip
 
 
-def _by_queries(problem: Problem, config: Config) -> Launch:
+def _by_queries(problem: Problem, config: Config, device: Device) -> Launch:
     heads, blocks = problem.batch * problem.heads, -(-problem.q_len // config["BLOCK"])
     return Launch(
         kernels.by_queries,
@@ -112,7 +121,7 @@ def _by_queries(problem: Problem, config: Config) -> Launch:
             problem.q_len, problem.kv_len, *_strides(problem),
         ),
         constants={
-            **constants_of(problem),
+            **masked_constants_of(problem, device),
             "ROWS": config["BLOCK"],
             "STEP": config["STEP"],
             "STAGES": config["num_stages"],

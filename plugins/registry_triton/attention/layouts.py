@@ -82,8 +82,8 @@ def scale_of(problem: Problem) -> str | float:
     return "scale" if given else problem.head_dim**-0.5
 
 
-def constants_of(problem: Problem) -> dict[str, Any]:
-    """The constants of every kernel of a problem."""
+def constants_of(problem: Problem, device: Device) -> dict[str, Any]:
+    """The constants of every kernel of a problem without a mask."""
     return {
         "HEADS": problem.heads,
         "GROUP": problem.heads // problem.kv_heads,
@@ -92,7 +92,31 @@ def constants_of(problem: Problem) -> dict[str, Any]:
         "CAUSAL": problem.causal,
         "WINDOW": -1 if problem.span is False else problem.span - 1,
         "CAPPED": problem.softcap,
-        "MASK": _MASKS[problem.mask],
-        # tf32 keeps 10 of float32's 23 bits
-        "PRECISION": "ieee" if problem.dtype == "float32" else "tf32",
+        "PRECISION": precision_of(problem, device),
     }
+
+
+def masked_constants_of(problem: Problem, device: Device) -> dict[str, Any]:
+    """The constants of every kernel of a problem whose scores may have a mask."""
+    return {**constants_of(problem, device), "MASK": _MASKS[problem.mask]}
+
+
+def precision_of(problem: Problem, device: Device) -> str:
+    """How products of float32 are formed: on NVIDIA's tensor cores of three products of tf32, which keep 21 of 23 bits.
+
+    Without tensor cores a thread holds the operands of its products in registers: some 2500 of them for heads of 128,
+    of which the GPU has 255 a thread. Other types are multiplied exactly, whatever this says.
+    """
+    if problem.dtype != "float32":
+        return "tf32"
+    return "tf32x3" if _splits_floats(device) else "ieee"
+
+
+def bytes_held(problem: Problem, device: Device) -> int:
+    """Bytes of an element in shared memory, where a float32 stands as two parts for its products of tf32."""
+    itemsize = problem.torch_dtype.itemsize
+    return 2 * itemsize if problem.dtype == "float32" and _splits_floats(device) else itemsize
+
+
+def _splits_floats(device: Device) -> bool:
+    return device.type == "cuda" and not device.architecture.startswith("gfx") and device.capability >= (8, 0)

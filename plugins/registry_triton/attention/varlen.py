@@ -13,7 +13,7 @@ from ..decoder.heads import type_reasons
 from ..support import options
 from .flash import _nearest, _space
 from .kernels import varlen as kernels
-from .layouts import MOST_PROGRAMS, MOST_WIDTH, scale_of, span_of
+from .layouts import MOST_PROGRAMS, MOST_WIDTH, bytes_held, constants_of, scale_of, span_of
 
 
 def most_tiles(total_q: int, sequences: int, rows: int) -> int:
@@ -50,7 +50,7 @@ class PackedAttention(TritonImplementation):
             max(16, min(128, next_power_of_2(-(-total // max(1, problem.sequences)))))
             for total in (problem.total_q, problem.total_k)
         )
-        return _space(rows, keys, span_of(problem), problem.torch_dtype.itemsize, 0, device)
+        return _space(rows, keys, span_of(problem), bytes_held(problem, device), 0, device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """Tiles as large as the GPU's shared memory and registers allow."""
@@ -75,17 +75,9 @@ class PackedAttention(TritonImplementation):
                 problem.sequences, problem.total_q, problem.total_k, *strides,
             ),
             constants={
-                "HEADS": problem.heads,
-                "GROUP": problem.heads // problem.kv_heads,
-                "WIDTH": problem.head_dim,
-                "SPAN": span_of(problem),
-                "CAUSAL": problem.causal,
-                "WINDOW": -1 if problem.span is False else problem.span - 1,
-                "CAPPED": problem.softcap,
+                **constants_of(problem, device),
                 "ROWS": config["BLOCK_M"],
                 "KEYS": config["BLOCK_N"],
-                # tf32 keeps 10 of float32's 23 bits
-                "PRECISION": "ieee" if problem.dtype == "float32" else "tf32",
                 "STAGES": config["num_stages"],
             },
             options=options(config),

@@ -178,5 +178,6 @@ ATTENTION = Op(
     kinds=KINDS,
     examples=attention_examples(),
     check=check_attention,
+    independent=frozenset({"mask"}),
     backward=Backward(op="attention_backward", saved=("q", "k", "v", "mask", "out", "lse")),
 )

@@ -192,4 +192,5 @@ ATTENTION_BACKWARD = Op(
     kinds=ATTENTION.kinds,
     examples=attention_examples(),
     check=check_attention,
+    independent=frozenset({"mask"}),
 )

@@ -19,7 +19,7 @@ from ...problem import Problem, Value, dtype_name
 from ..checks import FLOATS
 from ..rounding import FLOAT32_UNIT, fp32_weight, underflow, unit_roundoff, units
 from .decode_checks import KV_DTYPES, check_decode, check_decode_data, decode_problem
-from .decode_inputs import FLOAT8, KINDS, decode_inputs
+from .decode_inputs import FLOAT8, INT8, KINDS, decode_inputs
 from .decode_lengths import LENGTHS, keys_read, pairs_seen
 from .logits import rounded_weights
 from .weighed_rows import logit_errors, of_groups, weighed_rows, weighted_means
@@ -42,8 +42,8 @@ def attention_decode_reference(  # noqa: PLR0913, PLR0917 - the schema's argumen
     q is ``[batch, q_len, heads, head_dim]``; the caches are ``[batch, kv_len, kv_heads, head_dim]``, or with a
     block_table ``[blocks, page, kv_heads, head_dim]``: key ``j`` of sequence ``b`` is in slot ``j % page`` of block
     ``block_table[b, j // page]``. kv_lens ``[batch]`` and block_table ``[batch, max_blocks]`` are int32. Heads of q in
-    groups of ``heads / kv_heads`` share a head of the cache. Caches are in the dtype of q, or float8_e4m3fn, and then
-    times k_scale or v_scale, float32 of one element.
+    groups of ``heads / kv_heads`` share a head of the cache. Caches are in the dtype of q, or float8_e4m3fn or int8,
+    and then times k_scale or v_scale, float32 of one element: one scale for all tokens and heads, without a zero point.
 
     The q_len tokens are the last of the kv_lens[b] of their sequence: token ``i`` is at ``p = kv_lens[b] - q_len + i``
     and sees keys 0 to ``p``, with a ``window`` of at least 0 only ``p - window`` to ``p``. Logits are
@@ -65,7 +65,7 @@ def _outputs(q: Any, *_: Any) -> list[Any]:
 
 def _floor(problem: Problem) -> Floor:
     size = problem.torch_dtype.itemsize
-    cell = 1 if problem.kv_dtype == FLOAT8 else size
+    cell = size if problem.kv_dtype == "auto" else 1
     keys, rows = keys_read(problem), problem.batch * problem.q_len * problem.heads
     pages = -(-keys // problem.page) if problem.page else 0
     moved = 2 * keys * problem.kv_heads * problem.head_dim * cell
@@ -87,7 +87,7 @@ def _out_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, A
     scale = reference.abs() + weighted_means(rows.weights, rows) * (fp32_weight(problem) * roundings)
     if problem.torch_dtype.itemsize > 2:
         return scale
-    # float8 is exact in float16, whose products are fast
+    # float8 is exact in float16, whose products are fast; int8 is exact in every half
     dtype = torch.float16 if problem.kv_dtype == FLOAT8 else problem.torch_dtype
     return scale + weighted_means(rounded_weights(rows.weights, ~rows.seen, dtype), rows)
 
@@ -135,6 +135,7 @@ ATTENTION_DECODE = Op(
     static=frozenset({"heads", "kv_heads", "q_len", "head_dim", "page", "span", "dtype"}),
     dynamic=frozenset({"batch", "kv_len"}),
     choices={"kv_dtype": KV_DTYPES, "softcap": (False, True)},
+    added={"kv_dtype": (INT8,)},
     distributions={"lengths": LENGTHS},
     kinds=KINDS,
     examples=_examples(),

@@ -19,11 +19,12 @@ from ..checks import (
     same_dtype,
     shape_text,
 )
+from ..quantize_per_token import LARGEST
 from .cache_checks import cache_room, check_page, check_places, is_size_or_false
-from .decode_inputs import FLOAT8
+from .decode_inputs import FLOAT8, INT8
 
-KV_DTYPES = ("auto", FLOAT8)
-"""Dtypes of a cache: that of the queries, or float8_e4m3fn."""
+KV_DTYPES = ("auto", FLOAT8, INT8)
+"""Dtypes of a cache: that of the queries, or one with a scale."""
 
 _CACHES = (("k_cache", "k_scale"), ("v_cache", "v_scale"))
 _ENDLESS = 2**30
@@ -59,7 +60,7 @@ def decode_problem(arguments: Arguments) -> Mapping[str, Value]:
         "head_dim": head_dim,
         "page": page,
         "span": _span_of(arguments),
-        "kv_dtype": FLOAT8 if cache.dtype == torch.float8_e4m3fn else "auto",
+        "kv_dtype": name if (name := dtype_name(cache.dtype)) in LARGEST else "auto",
         "softcap": _softcap(arguments),
         "dtype": dtype_name(q.dtype),
     }
@@ -74,24 +75,25 @@ def _check_cache(arguments: Arguments, q: TensorSpec, like: TensorSpec, names: t
             f" {dtype_name(like.dtype)} {shape_text(like.shape)}",
             hint="both caches have one shape and one dtype",
         )
-    if cache.dtype != torch.float8_e4m3fn:
-        same_dtype(op, ("q", q), (name, cache))
+    kind = dtype_name(cache.dtype)
+    if kind not in LARGEST:
+        same_dtype(op, ("q", q), (name, cache), hint=f"expected the dtype of q, or a scale and {FLOAT8} or {INT8}")
         if scale is not None:
             raise InvalidArgumentError(
-                f"{op}: {scale_name} is given but {name} is {dtype_name(cache.dtype)}",
-                hint="scales are for caches of float8_e4m3fn: leave it out",
+                f"{op}: {scale_name} is given but {name} is {kind}",
+                hint=f"scales are for caches of {FLOAT8} and {INT8}: leave it out",
             )
         return
     if q.dtype not in FLOATS:
         raise InvalidArgumentError(
-            f"{op}: q is {dtype_name(q.dtype)} but {name} is float8_e4m3fn",
+            f"{op}: q is {dtype_name(q.dtype)} but {name} is {kind}",
             hint="expected q of bfloat16, float16 or float32",
         )
     if scale is None or scale.numel != 1 or scale.dtype != torch.float32:
         given = "None" if scale is None else f"{dtype_name(scale.dtype)} {shape_text(scale.shape)}"
         raise InvalidArgumentError(
-            f"{op}: {scale_name} is {given} but {name} is float8_e4m3fn",
-            hint="expected float32 of one element, the scale that kv_cache_append got",
+            f"{op}: {scale_name} is {given} but {name} is {kind}",
+            hint="expected float32 of one element for all heads, the scale that kv_cache_append got",
         )
 
 
@@ -132,9 +134,9 @@ def check_decode(problem: Problem) -> None:
     check_page(problem)
     if not is_size_or_false(span):
         raise InvalidArgumentError(f"{op}: span={span!r}", hint="expected the keys that a token sees, or False: all")
-    if problem.kv_dtype == FLOAT8 and problem.torch_dtype not in FLOATS:
+    if problem.kv_dtype != "auto" and problem.torch_dtype not in FLOATS:
         raise InvalidArgumentError(
-            f"{op}: {problem.dtype} with a cache of {FLOAT8}", hint="expected bfloat16, float16 or float32"
+            f"{op}: {problem.dtype} with a cache of {problem.kv_dtype}", hint="expected bfloat16, float16 or float32"
         )
 
 

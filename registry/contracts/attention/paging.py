@@ -12,12 +12,14 @@ _WILD = (-1, 2**30)
 
 
 def nan_bits(cache: torch.Tensor) -> torch.Tensor:
-    """One NaN in the dtype of the cache; of float8 its byte."""
+    """One NaN in the dtype of the cache, of float8 its byte; the greatest level of int8, which has no NaN."""
+    if cache.dtype == torch.int8:
+        return torch.full((1,), 127, dtype=torch.uint8, device=cache.device)[0]
     return bits_of(torch.full((1,), math.nan, device=cache.device).to(cache.dtype))[0]
 
 
 def bits_of(cache: torch.Tensor) -> torch.Tensor:
-    """The tensor itself; one of float8, which no device indexes, as bytes."""
+    """The tensor itself; one of a byte an element as bytes, since no device indexes float8."""
     return cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
 
 

@@ -70,6 +70,7 @@ EMBEDDING = Op(
     examples=embedding_examples(),
     check=check_embedding,
     check_data=partial(check_indices_data, "embedding"),
+    independent=frozenset({"indices"}),
     backward=Backward(op="embedding_backward", saved=("indices", "weight")),
     weights=frozenset({"weight"}),
 )

@@ -105,4 +105,5 @@ EMBEDDING_BACKWARD = Op(
     examples=embedding_examples(),
     check=check_embedding,
     check_data=partial(check_indices_data, "embedding_backward"),
+    independent=frozenset({"indices"}),
 )

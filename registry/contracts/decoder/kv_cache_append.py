@@ -15,7 +15,7 @@ import torch
 
 from ...contract import Floor, Op, Tolerance
 from ...errors import InvalidArgumentError
-from ...problem import Arguments, Problem, TensorSpec, Value, dtype_name
+from ...problem import Arguments, Problem, TensorSpec, Value, dtype_name, torch_dtype
 from .. import fills
 from ..checks import (
     FLOATS,
@@ -28,17 +28,21 @@ from ..checks import (
     same_dtype,
     shape_text,
 )
+from ..quantize_per_token import LARGEST
 from ..rounding import FLOAT32_UNIT, units
 
 KINDS = ("normal", "outliers", "skipped", "special")
-FLOAT8 = "float8_e4m3fn"
-KV_DTYPES = ("auto", FLOAT8)
-"""Dtypes of a cache: that of keys and values, or float8_e4m3fn."""
-
-MOST = 448.0
-"""The greatest number of float8_e4m3fn."""
+FLOAT8, INT8 = "float8_e4m3fn", "int8"
+KV_DTYPES = ("auto", FLOAT8, INT8)
+"""Dtypes of a cache: that of keys and values, or one with a scale."""
 
 _NAME = "kv_cache_append"
+_SCALES: Mapping[str, tuple[float, float]] = {FLOAT8: (0.75, 1.5), INT8: (0.25, 0.03)}
+_SPECIAL: Mapping[str, list[float]] = {
+    FLOAT8: [torch.nan, 0.0, -0.0, 2.0**-9, 3.0 * 2.0**-10],
+    # halves of the scale 0.25, and what saturates
+    INT8: [torch.nan, 0.0, -0.0, 0.125, -0.375, 0.625, 31.625, -31.875, 32.0, -32.0, torch.inf, -torch.inf],
+}
 _PAIRS = (("key", "key_cache", "k_scale"), ("value", "value_cache", "v_scale"))
 
 
@@ -55,9 +59,9 @@ def kv_cache_append_reference(
 
     key and value are ``[tokens, kv_heads, head_dim]``, slot_mapping int64 or int32 ``[tokens]``; keys and values may
     have more tokens, which are padding. A slot of -1 skips its token. Caches are ``[num_blocks, block_size, kv_heads,
-    head_dim]`` in the dtype of key, or float8_e4m3fn: then ``x / scale``, in fp32 and clamped to -448 to 448, is
-    rounded to the nearest number, by float32 scales of one element. NaN stays NaN. Nothing is written to a cache
-    without blocks.
+    head_dim]`` in the dtype of key, or float8_e4m3fn or int8: then ``x / scale``, in fp32 and clamped to -448 to 448,
+    of int8 to -127 to 127, is rounded to the nearest number, halfway to the even one, by float32 scales of one element.
+    NaN stays NaN in float8, and is 0 in int8. Nothing is written to a cache without blocks.
     """
     if not slot_mapping.numel() or not key_cache.shape[0]:
         return
@@ -70,7 +74,9 @@ def kv_cache_append_reference(
         new = x[tokens]
         if scale is not None:
             wide = torch.promote_types(x.dtype, torch.float32)
-            new = (new.to(wide) / scale.to(wide)).clamp(-MOST, MOST)
+            most = LARGEST[INT8 if cache.dtype == torch.int8 else FLOAT8]
+            new = (new.to(wide) / scale.to(wide)).clamp(-most, most)
+            new = new.round().nan_to_num(0.0) if cache.dtype == torch.int8 else new
         # bytes, which every device copies
         held = cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
         new = new.to(cache.dtype).view(held.dtype) if held is not cache else new.to(cache.dtype)
@@ -85,7 +91,7 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
         raise InvalidArgumentError(
             f"{op}: slot_mapping has shape {shape_text(slots.shape)}", hint="expected [tokens]: slot_mapping.flatten()"
         )
-    cache = float_tensor(arguments, "key_cache", (*FLOATS, torch.float64, torch.float8_e4m3fn))
+    cache = float_tensor(arguments, "key_cache", (*FLOATS, torch.float64, torch.float8_e4m3fn, torch.int8))
     if len(cache.shape) != 4 or not cache.shape[1]:
         raise InvalidArgumentError(
             f"{op}: key_cache has shape {shape_text(cache.shape)}",
@@ -106,7 +112,7 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
         "kv_heads": cache.shape[2],
         "head_dim": cache.shape[3],
         "block_size": cache.shape[1],
-        "kv_dtype": FLOAT8 if cache.dtype == torch.float8_e4m3fn else "auto",
+        "kv_dtype": name if (name := dtype_name(cache.dtype)) in LARGEST else "auto",
         "dtype": dtype_name(key.dtype),
     }
 
@@ -121,19 +127,21 @@ def _check_cache(arguments: Arguments, x: TensorSpec, like: TensorSpec, names: t
             hint="both caches have one shape and one dtype",
         )
     check_writable(op, cache_name, cache)
-    if cache.dtype != torch.float8_e4m3fn:
+    kind = dtype_name(cache.dtype)
+    if kind not in LARGEST:
         same_dtype(op, (name, x), (cache_name, cache))
         if scale is not None:
             raise InvalidArgumentError(
-                f"{op}: {scale_name} is given but {cache_name} is {dtype_name(cache.dtype)}",
-                hint="scales are for caches of float8_e4m3fn: leave it out",
+                f"{op}: {scale_name} is given but {cache_name} is {kind}",
+                hint=f"scales are for caches of {FLOAT8} and {INT8}: leave it out",
             )
         return
     if scale is None or scale.numel != 1 or scale.dtype != torch.float32:
         given = "None" if scale is None else f"{dtype_name(scale.dtype)} {shape_text(scale.shape)}"
         raise InvalidArgumentError(
-            f"{op}: {scale_name} is {given} but {cache_name} is float8_e4m3fn",
-            hint="expected float32 of one element on the device of the cache, e.g. torch.ones(1, device=cache.device)",
+            f"{op}: {scale_name} is {given} but {cache_name} is {kind}",
+            hint="expected float32 of one element on the device of the cache, e.g. torch.full((1,), x.abs().max() /"
+            f" {LARGEST[kind]:.0f}, device=cache.device) of the largest x",
         )
 
 
@@ -164,37 +172,38 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
             fills.plant_outliers(x, 3000.0, generator)
     elif kind == "special":
         for x in (key, value):
-            fills.plant_special(x, [torch.nan, 0.0, -0.0, 2.0**-9, 3.0 * 2.0**-10])
+            fills.plant_special(x, _SPECIAL.get(problem.kv_dtype, _SPECIAL[FLOAT8]))
     blocks = 2 * -(-tokens // size) + 1
-    float8 = problem.kv_dtype == FLOAT8
-    caches = [
-        fills.normal((blocks, size, *shape[1:]), torch.float8_e4m3fn if float8 else dtype, generator) for _ in range(2)
-    ]
+    held = dtype if problem.kv_dtype == "auto" else torch_dtype(problem.kv_dtype)
+    caches = [fills.normal((blocks, size, *shape[1:]), held, generator) for _ in range(2)]
     slots = torch.randperm(blocks * size, device=device, generator=generator)[:tokens]
     if kind == "skipped":
         slots[::3] = -1
-    scales = [torch.full((1,), scale, device=device) if float8 else None for scale in (0.75, 1.5)]
+    own = _SCALES.get(problem.kv_dtype, (None, None))
+    scales = [None if scale is None else torch.full((1,), scale, device=device) for scale in own]
     return key, value, *caches, slots, *scales
 
 
 def _floor(problem: Problem) -> Floor:
     elements = 2 * problem.tokens * problem.kv_heads * problem.head_dim
     size = problem.torch_dtype.itemsize
-    float8 = problem.kv_dtype == FLOAT8
-    return Floor(bytes=elements * (size + (1 if float8 else size)) + 8 * problem.tokens, flop=elements if float8 else 0)
+    plain = problem.kv_dtype == "auto"
+    return Floor(bytes=elements * (size + (size if plain else 1)) + 8 * problem.tokens, flop=0 if plain else elements)
 
 
 def _wrong(name: str) -> Any:
     def compare(
         problem: Problem,
-        _: Mapping[str, Any],
+        values: Mapping[str, Any],
         results: Mapping[str, torch.Tensor],
         references: Mapping[str, torch.Tensor],
     ) -> Iterator[str]:
-        """A fault if an element is neither the right one, nor the nearest float8 to the right quotient."""
+        """A fault if an element is neither the right one, nor the nearest float8 or int8 to the right quotient."""
         found, right = results[name].to(torch.float64), references[name].to(torch.float64)
         wrong = _not_nearest(found, right) if problem.kv_dtype == FLOAT8 else found != right
         wrong &= ~(found.isnan() & right.isnan())
+        if problem.kv_dtype == INT8:
+            wrong &= ~_halfway(found, values, name)
         places = wrong.nonzero()
         if places.shape[0]:
             place = tuple(places[0].tolist())
@@ -208,6 +217,21 @@ def _not_nearest(found: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """fp32 may round a quotient across the middle of two numbers; three bits of mantissa, subnormals below 2**-6."""
     half = 2.0 ** (torch.frexp(right).exponent.clamp_min(-5) - 5).double()
     return ~((found - right).abs() <= half + 4 * FLOAT32_UNIT * right.abs())
+
+
+def _halfway(found: torch.Tensor, values: Mapping[str, Any], cache_name: str) -> torch.Tensor:
+    """Where an int8 is one of two that are as near to the quotient: fp32 may round that across their middle.
+
+    By a scale that is a power of two the quotient is exact, and the even one is right.
+    """
+    name, scale_name = next((x, scale) for x, cache, scale in _PAIRS if cache == cache_name)
+    scale, slots = values[scale_name].double(), values["slot_mapping"].long()
+    quotients = torch.full_like(found, torch.nan)
+    written = (slots >= 0).nonzero().flatten()
+    quotients.flatten(0, 1)[slots[written]] = values[name][written].double() / scale
+    clamped = quotients.clamp(-LARGEST[INT8], LARGEST[INT8])
+    near = (found - clamped).abs() <= 0.5 + 4 * FLOAT32_UNIT * clamped.abs()
+    return near & (torch.frexp(scale).mantissa != 0.5)
 
 
 def _examples() -> tuple[Mapping[str, Value], ...]:
@@ -236,6 +260,7 @@ KV_CACHE_APPEND = Op(
     static=frozenset({"kv_heads", "head_dim", "block_size", "dtype"}),
     dynamic=frozenset({"tokens"}),
     choices={"kv_dtype": KV_DTYPES},
+    added={"kv_dtype": (INT8,)},
     kinds=KINDS,
     examples=_examples(),
     check=_check,

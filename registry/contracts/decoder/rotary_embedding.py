@@ -239,6 +239,7 @@ ROTARY_EMBEDDING = Op(
     examples=_examples(),
     check=_check,
     check_data=_check_data,
+    independent=frozenset({"positions"}),
     alike={"cos_sin_cache": "query"},
     weights=frozenset({"cos_sin_cache"}),
 )

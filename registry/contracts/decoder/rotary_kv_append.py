@@ -264,5 +264,6 @@ ROTARY_KV_APPEND = Op(
     examples=_examples(),
     check=_check,
     check_data=_check_data,
+    independent=frozenset({"positions"}),
     alike={"cos_sin_cache": "query"},
 )

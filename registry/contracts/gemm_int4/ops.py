@@ -135,6 +135,7 @@ _SHARED: dict[str, Any] = {
     "examples": _examples(),
     "check": check,
     "weights": frozenset({"qweight", "scales", "zeros"}),
+    "independent": frozenset({"qweight"}),
 }
 _WEIGHT = "Tensor qweight, Tensor scales, Tensor? zeros, int bits, int group_size, int k, str layout"
 

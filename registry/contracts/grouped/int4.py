@@ -200,4 +200,5 @@ GROUPED_GEMM_INT4 = Op(
     packed=Packed("weights", PackedExperts, _PARTS),
     backward=Backward(f"{_NAME}_backward", saved=("qweight", "scales", "zeros", "offsets")),
     weights=frozenset({"qweight", "scales", "zeros"}),
+    independent=frozenset({"qweight"}),
 )

@@ -78,4 +78,5 @@ GROUPED_GEMM_INT4_BACKWARD = Op(
     check=check,
     check_data=partial(check_offsets_data, "grouped_gemm_int4_backward"),
     weights=GROUPED_GEMM_INT4.weights,
+    independent=GROUPED_GEMM_INT4.independent,
 )

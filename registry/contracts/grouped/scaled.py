@@ -155,4 +155,5 @@ GROUPED_SCALED_MM = Op(
     check_data=partial(check_offsets_data, _NAME),
     backward=Backward.none(),
     weights=frozenset({"weights", "scale_weights"}),
+    independent=frozenset({"x", "weights"}),
 )

@@ -154,6 +154,7 @@ CROSS_ENTROPY = Op(
     examples=loss_examples(),
     check=check_loss,
     check_data=partial(check_target_data, "cross_entropy"),
+    independent=frozenset({"target"}),
     forms=cross_entropy_forms,
     backward=Backward(op="cross_entropy_backward", saved=("logits", "target", "weight", "lse")),
 )

@@ -173,4 +173,5 @@ CROSS_ENTROPY_BACKWARD = Op(
     examples=loss_examples(),
     check=check_loss,
     check_data=partial(check_target_data, "cross_entropy_backward"),
+    independent=frozenset({"target"}),
 )

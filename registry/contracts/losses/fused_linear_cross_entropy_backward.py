@@ -137,5 +137,6 @@ FUSED_LINEAR_CROSS_ENTROPY_BACKWARD = Op(
     examples=linear_loss_examples(),
     check=check_linear_loss,
     check_data=partial(check_target_data, "fused_linear_cross_entropy_backward"),
+    independent=frozenset({"target"}),
     weights=FUSED_LINEAR_CROSS_ENTROPY.weights,
 )

@@ -152,5 +152,6 @@ FUSED_LINEAR_CROSS_ENTROPY_GRADIENTS = Op(
     examples=tuple(each for each in linear_loss_examples() if each["reduction"] in SCALAR_REDUCTIONS),
     check=check_linear_loss,
     check_data=partial(check_target_data, "fused_linear_cross_entropy_gradients"),
+    independent=frozenset({"target"}),
     weights=FUSED_LINEAR_CROSS_ENTROPY.weights,
 )

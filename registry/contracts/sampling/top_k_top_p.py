@@ -87,5 +87,6 @@ TOP_K_TOP_P_SAMPLING = Op(
     examples=sampling_examples(),
     check=check_sampling,
     check_data=check_sampling_data,
+    independent=frozenset({"top_k"}),
     flatten=with_row_filters,
 )

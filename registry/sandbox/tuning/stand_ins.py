@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 
@@ -10,7 +11,7 @@ from ...device import Device
 from ...errors import UnsupportedError
 from ...fingerprint import PythonText
 from ...implementation import Implementation, Run
-from ...problem import Problem, TensorSpec
+from ...problem import Problem, TensorSpec, Value
 from ...space import Config, Space, config_key
 from .description import ToldAnswers, ToldImplementation, dims_key
 
@@ -34,7 +35,7 @@ class DescribedStandIn(_StandIn):
     """
 
     def __init__(self, told: ToldImplementation) -> None:
-        vars(self).update(op=told.op, name=told.name, device_types=told.devices)
+        vars(self).update(op=told.op, name=told.name, device_types=told.devices, added=_supported(told.answers))
         self.file = told.file
         self._answers = told.answers
         self._source = told.file.read_text(encoding="utf-8")
@@ -68,13 +69,22 @@ class DescribedStandIn(_StandIn):
         return str(self.file), self.name
 
 
+def _supported(answers: Mapping[str, ToldAnswers]) -> dict[str, tuple[Value, ...]]:
+    """The values of each dimension at which an implementation told that it runs, those of ``Op.added`` among them."""
+    found: dict[str, tuple[Value, ...]] = {}
+    for key, told in answers.items():
+        for name, value in json.loads(key).items() if not told.unsupported else ():
+            found[name] = (*found.get(name, ()), value)
+    return found
+
+
 class InstalledStandIn(_StandIn):
     """Stands for an installed implementation, whose answers and fingerprint it gives."""
 
     def __init__(self, installed: Implementation) -> None:
         vars(self).update(
             op=installed.op, name=installed.name, device_types=installed.device_types,
-            deterministic=installed.deterministic,
+            deterministic=installed.deterministic, added=dict(installed.added),
         )  # fmt: skip
         self.installed = installed
 

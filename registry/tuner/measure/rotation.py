@@ -20,9 +20,12 @@ _FARTHEST = 1 << 40
 
 
 class Rotation:
-    """``count`` copies of a problem's arguments at different addresses; values that are no tensors are shared."""
+    """``count`` copies of a problem's arguments at different addresses; values that are no tensors are shared.
 
-    def __init__(self, values: tuple[Any, ...], count: int) -> None:
+    ``independent``: places of tensors that ``change`` and ``move`` treat as floating ones, see ``Op.independent``.
+    """
+
+    def __init__(self, values: tuple[Any, ...], count: int, independent: Iterable[int] = ()) -> None:
         # a list's tensors have a stack each
         self._stacks = {
             place: [Stack(TensorSpec.of(tensor), count) for tensor in tensors]
@@ -44,7 +47,13 @@ class Rotation:
         device = next((stack.bits.device for stack in self._all), None)
         # a generator of its own: a candidate may seed torch's
         generator = None if device is None else torch.Generator(device).manual_seed(secrets.randbits(60))
-        self._secret = {stack: SecretElements(stack, generator) for stack in self._all} if generator else {}
+        told = {stack for place in independent for stack in self._stacks.get(place, ())}
+        self._changeable = told | {stack for stack in self._all if stack.dtype.is_floating_point}
+        self._secret = {
+            stack: SecretElements(stack, generator, independent=stack in told)
+            for stack in self._all
+            if generator is not None
+        }
 
     def _copy(self, values: tuple[Any, ...], number: int) -> tuple[Any, ...]:
         stacks = iter(self._all)
@@ -67,7 +76,7 @@ class Rotation:
             stack.write(tensor)
 
     def change(self, places: Iterable[int]) -> None:
-        """Change one element of every floating tensor at these places, in each copy another, chosen at random.
+        """Change one element of every changeable tensor at these places, in each copy another, chosen at random.
 
         The elements of the change before are put back first. No version counter moves.
         """
@@ -77,16 +86,17 @@ class Rotation:
                 self._secret[stack].change()
 
     def move(self, copies: Iterable[int], values: Mapping[int, Any], *, again: bool = True) -> None:
-        """Let floating tensors of some copies hold the elements of ``values``, by place, but at other places.
+        """Let changeable tensors of some copies hold the elements of ``values``, by place, but at other places.
 
         The elements of each tensor are moved by a random number of places, so that hardly one stays where it was, and
-        some of their last bits are flipped: whoever has the results of the elements has none of these.
+        some of the last bits of floating numbers are flipped: whoever has the results of the elements has none of
+        these.
         Without ``again``, tensors that are moved already stay as they are. No version counter moves.
         """
         if not again and copies == self._complete:
             return
         wanted = [each for each in self._each(copies, values) if again or each not in self._moved]
-        masks = {stack: last_bits(stack.dtype) for stack, _ in wanted}
+        masks = {stack: last_bits(stack.dtype) if stack.dtype.is_floating_point else 0 for stack, _ in wanted}
         masks = {stack: 1 + self._drawn(most) if most else 0 for stack, most in masks.items()}
         steps = {each: 1 + self._drawn(_FARTHEST) for each in wanted}
         self._write(values, steps, {each: masks[each[0]] for each in wanted})
@@ -97,7 +107,7 @@ class Rotation:
         self._write(values, {each: self._moved.get(each, 0) for each in self._each(copies, values)}, self._masks)
 
     def put_back(self, copies: Iterable[int], values: Mapping[int, Any]) -> None:
-        """Let floating tensors of some copies hold ``values``, by place, and put elements back everywhere."""
+        """Let changeable tensors of some copies hold ``values``, by place, and put elements back everywhere."""
         self._write(values, {each: 0 for each in self._each(copies, values) if each in self._moved}, {})
 
     def restore(self) -> None:
@@ -110,7 +120,7 @@ class Rotation:
         self._moved, self._masks, self._complete = {}, {}, None
 
     def _each(self, copies: Iterable[int], values: Mapping[int, Any]) -> Iterator[tuple[Stack, int]]:
-        stacks = [stack for place in values for stack in self._stacks[place] if stack.dtype.is_floating_point]
+        stacks = [stack for place in values for stack in self._stacks[place] if stack in self._changeable]
         return itertools.product(stacks, dict.fromkeys(copies))
 
     def _write(

@@ -17,6 +17,8 @@ from .stack import Stack
 _STEPS = 32
 """Changes that are drawn together; each of them writes only a few elements."""
 _MOST_SEEN = 65_536
+_TRIES = 3
+"""Elements that are drawn for one that has to differ from what is there: of booleans every second does not."""
 
 
 class SecretElements:
@@ -25,13 +27,16 @@ class SecretElements:
     An element becomes the least or the greatest of the stack's own finite numbers, whichever is farther from it:
     results that depend on it then differ clearly, and no value is new to the op. Both are looked for once for the
     values that are shown: to move elements makes no new ones.
+
+    Elements that are no floating numbers change where they are ``independent``: any may have the value of any other.
+    An integer may be an index or a code, of which no order is known: it becomes another element of its own tensor.
     """
 
-    def __init__(self, stack: Stack, generator: torch.Generator) -> None:
+    def __init__(self, stack: Stack, generator: torch.Generator, *, independent: bool = False) -> None:
         self._stack = stack
         self._memory = Memory(stack.bits)
         self._generator = generator
-        self._is_changeable = stack.dtype.is_floating_point and stack.numel > 0
+        self._is_changeable = (stack.dtype.is_floating_point or independent) and stack.numel > 0
         self._places = torch.empty(0)
         self._left = 0
         """Rows of places that are drawn and not used."""
@@ -43,7 +48,7 @@ class SecretElements:
         """Name of shown values -> their extremes."""
 
     def change(self) -> None:
-        """Put the elements of the last change back, and change others: a floating number in each tensor."""
+        """Put the elements of the last change back, and change others, one in each tensor, if they are changeable."""
         self.restore()
         if not self._is_changeable:
             return
@@ -72,11 +77,22 @@ class SecretElements:
         self._extremes.pop("", None)
 
     def _read(self) -> tuple[Any, Any, Any]:
+        was = self._stack.bits.take(self._places)
+        instead = self._farther(was) if self._stack.dtype.is_floating_point else self._others(was)
+        return self._memory.rows(self._places), self._memory.rows(was), self._memory.rows(instead)
+
+    def _farther(self, bits: torch.Tensor) -> torch.Tensor:
         if self._shown not in self._extremes:
             self._extremes[self._shown] = _Extremes.of(self._stack)
-        was = self._stack.bits.take(self._places)
-        instead = self._extremes[self._shown].farther(was)
-        return self._memory.rows(self._places), self._memory.rows(was), self._memory.rows(instead)
+        return self._extremes[self._shown].farther(bits)
+
+    def _others(self, bits: torch.Tensor) -> torch.Tensor:
+        """Other elements of the same tensors: for each the last of a few that differs from it, if one does."""
+        found = bits
+        for _ in range(_TRIES):
+            drawn = self._stack.bits.take(self._stack.places(_STEPS, self._generator))
+            found = torch.where(drawn == bits, found, drawn)
+        return found
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,21 @@ from ...errors import InvalidArgumentError, ShapesFileError
 from ...untrusted.yaml_document import bounded_text
 
 FOLDER = Path(__file__).with_name("configs")
-"""Configs in the box: the keys of public models that problems depend on, one file a model."""
+"""Configs in the box: the keys of public models that problems depend on, one file a model, in folders by maker."""
 
 _TUNED_LIKE = frozenset({"instruct", "it", "chat", "base", "hf", "pt", "meta"})
 """Parts of a name on the hub that change weights, but no shape."""
 
 
 @cache
+def _files() -> Mapping[str, Path]:
+    """The models in the box and their files."""
+    return {path.stem: path for path in FOLDER.rglob("*.json")}
+
+
 def names() -> tuple[str, ...]:
     """The models in the box, e.g. ``llama-3.1-8b``."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+    return tuple(sorted(_files()))
 
 
 def config_of(model: str) -> Mapping[str, Any]:
@@ -46,7 +51,7 @@ def config_of(model: str) -> Mapping[str, Any]:
             hint=f"{'near: ' + ', '.join(near) if near else 'the box has: ' + ', '.join(names())};"
             " of any other model give the path of its config.json",
         )
-    return _read(FOLDER / f"{name}.json")
+    return _read(_files()[name])
 
 
 def in_box(model: str) -> str:

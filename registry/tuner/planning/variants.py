@@ -8,6 +8,7 @@ import hashlib
 from ...artifact import Variant
 from ...contract import Op
 from ...device import Device
+from ...discovery import answers
 from ...dispatch.plans.plan import Candidate, Draft
 from ...problem import Arguments, Problem, canonical_json
 
@@ -17,7 +18,7 @@ def variants_at(
 ) -> tuple[Variant, ...] | None:
     """The candidate's variants for any problem; None where it does not support the problem or the config is invalid."""
     implementation, config = candidate.implementation, candidate.config
-    if any(True for _ in implementation.unsupported(problem, device)):
+    if answers.refusals(implementation, problem, device):
         return None
     if implementation.space(problem, device).violations(config):
         return None

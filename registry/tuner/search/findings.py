@@ -13,6 +13,7 @@ from ...dispatch.plans.plan import Candidate
 from ..jobs import Entrant
 from ..limits import DEFAULT_SECONDS, PRE_FINALISTS
 from ..planning.problems import ProblemPlan
+from ..workers.source_texts import source_digest
 
 _KINDS_IN_BLOCK, _MIXTURES_IN_TRIAL = 2, 2
 """Kinds of inputs that an entrant of a block is verified on, and those that a trial meets beside the op's own."""
@@ -109,7 +110,8 @@ class Findings:
     def entrant(self, candidate: Candidate, role: str = "candidate") -> Entrant:
         """The candidate as an entrant of a worker's job, with its artifacts."""
         artifacts = self._artifacts.get(candidate.key, ())
-        return Entrant(candidate.implementation.name, dict(candidate.config), artifacts, role)
+        implementation = candidate.implementation
+        return Entrant(implementation.name, dict(candidate.config), artifacts, role, source_digest(implementation))
 
     # one candidate
 

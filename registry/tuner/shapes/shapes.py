@@ -66,7 +66,7 @@ def read_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> Shap
     """The problems that a shapes file lists, and their counts. ``configs/llm.yaml`` and its like are in the package.
 
     ``ops`` keeps only those; each must be in the file. Of other ops' entries only the form is checked, since posing the
-    thousand problems of a long file takes a second. Raises ShapesFileError naming file, line, key and what was
+    thousands of problems of a long file takes seconds. Raises ShapesFileError naming file, line, key and what was
     expected, and UnknownNameError for an unknown op in ``ops``.
     """
     known = catalog.ops()

@@ -9,12 +9,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
+from time import perf_counter
 from typing import Any
 
 from ..measure.rotation import Rotation
 from ..measure.samplers import Sampler
 from ..measure.secret_elements import FlippedElements
 from ..measure.spread_elements import SpreadElements
+from .kept_samples import KeptSample
 from .renewed import Inputs, RenewedPairs
 from .verdicts import Checks, Flags
 
@@ -22,6 +24,8 @@ _WAIT = 12
 """The most samples from one judged sample to the next. A judged sample uses inputs that came before."""
 _MOST = 8
 """The most judged samples of a candidate."""
+_MOST_S = 0.15
+"""Seconds after which no further kept output is judged quickly."""
 _WEIGHT = 8
 """The weight of a sample on new inputs in the choice of the kept one: it is not timed, which a candidate may know."""
 _WRONG = (
@@ -93,6 +97,8 @@ class BetweenSamples:
         self._comparison = RenewedPairs(self)
         self._prepare = self._change
         self._kept: list[Callable[[], Flags] | None] = [None]
+        self._referenced = 1
+        """How many of the kept outputs are judged by references in float64."""
 
     def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
         """Prepare the next sample. ``last``: nothing urgent follows the sample, so that it may be judged."""
@@ -109,9 +115,12 @@ class BetweenSamples:
             self._unjudged = copies if last else (), *self._prepare(copies)
         self.change_outputs()
 
-    def keep_up_to(self, count: int) -> None:
-        """Judge as many outputs that are chosen after they were made; one by default. To be called before samples."""
-        self._kept = [None] * count
+    def keep_up_to(self, count: int, more: int = 0) -> None:
+        """Judge as many outputs that are chosen after they were made; one by default. To be called before samples.
+
+        ``more``: further ones that are judged ``quickly``, as long as that takes little time.
+        """
+        self._kept, self._referenced = [None] * (count + more), count
 
     def ready(self) -> None:
         """Change elements all over the outputs of a sample that is going to be judged.
@@ -180,9 +189,18 @@ class BetweenSamples:
 
     def check_kept(self) -> None:
         """Judge the kept outputs by references that are computed now; raises WrongError."""
-        for kept in filter(None, self._kept):
-            self._checks.add(kept(), "wrong_result", _WRONG)
+        # one output may be kept in several places; each was drawn by itself, so that any of them may come first
+        kept = list(dict.fromkeys(filter(None, self._kept)))
+        self._kept = [None] * len(self._kept)
+        for one in kept[: self._referenced]:
+            self._checks.add(one(), "wrong_result", _WRONG)
             self._checks.settle()
+        began = perf_counter()
+        for one in kept[self._referenced :]:
+            self._checks.add(one.quickly() if isinstance(one, KeptSample) else one(), "wrong_result", _WRONG)
+            self._checks.settle()
+            if perf_counter() - began > _MOST_S:
+                break
 
     def _judge_now(self) -> None:
         self._keep_now()
@@ -209,7 +227,9 @@ class BetweenSamples:
         (copies, writes, weight), self._unjudged = self._unjudged, ((), 0, 0)
         if copies and self._keep is not None and writes == self._rotation.writes:
             self._met += weight
+            made: dict[int, Callable[[], Flags]] = {}
             for place in range(len(self._kept)):
                 if secrets.randbelow(self._met) < weight:
                     # often the last copy: its work is most likely left undone
-                    self._kept[place] = self._keep(secrets.choice([copies[-1], secrets.choice(copies)]))
+                    copy = secrets.choice([copies[-1], secrets.choice(copies)])
+                    self._kept[place] = made[copy] = made.get(copy) or self._keep(copy)

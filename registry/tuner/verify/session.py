@@ -136,7 +136,7 @@ class Session:
         return self.op.draw(self.problem, kind, generator)
 
     def _partly_other(self, kind: str) -> InputCase:
-        """The timed inputs with a few numbers of another draw; tensors that are not floating are of the other draw.
+        """The timed inputs with a few numbers of another draw; of the other draw where elements depend on each other.
 
         All tensors are of the other draw where the op's reference of the mixture fails or is not finite.
         """
@@ -144,8 +144,10 @@ class Session:
         values, others = self._drawn(self.timed_kind), self._drawn(self.timed_kind, again=1 + number)
         # a seed of its own: the places of changed numbers must not depend on the numbers
         generator = torch.Generator(device=self.device.torch).manual_seed(self._seed + 2_000_003)
-        other = iter(tensors_in(others))
-        mixed = with_tensors(values, lambda tensor: _mixed(tensor, next(other), generator, number))
+        mixed = tuple(
+            _mixed_value(value, other, generator, number, independent=place in self.independent)
+            for place, (value, other) in enumerate(zip(values, others, strict=True))
+        )
         reference = self._reference_of_mixture(mixed) if self._mixable is None else None
         return self._make(kind, mixed if self._mixable else others, reference)
 
@@ -205,7 +207,7 @@ class Session:
     def rotation(self) -> Rotation:
         """The rotating copies that are timed; ``show`` says which inputs they hold."""
         values = self.values(self.timed_kind)
-        rotation = Rotation(values, copies_of(self.working_set, self.protocol))
+        rotation = Rotation(values, copies_of(self.working_set, self.protocol), self.independent)
         rotation.show(self.timed_kind, values)
         return rotation
 
@@ -228,6 +230,11 @@ class Session:
     def mutated(self) -> tuple[int, ...]:
         """Places of the arguments that the op writes to."""
         return tuple(place for place, parameter in enumerate(self.op.parsed.parameters) if parameter.mutated)
+
+    @cached_property
+    def independent(self) -> tuple[int, ...]:
+        """Places of the arguments whose elements the op says to be independent of each other."""
+        return tuple(place for place, name in enumerate(self.op.parsed.names) if name in self.op.independent)
 
     @cached_property
     def unmutated(self) -> tuple[int, ...]:
@@ -316,11 +323,20 @@ def clone(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return with_tensors(values, torch.clone)
 
 
+def _mixed_value(value: Any, other: Any, generator: torch.Generator, number: int, *, independent: bool) -> Any:
+    """An argument whose tensors are ``_mixed``, if they are floating or have independent elements, else ``other``."""
+    others = iter(tensors_in((other,)))
+
+    def mixed(tensor: torch.Tensor) -> torch.Tensor:
+        is_mixed = (tensor.is_floating_point() or independent) and tensor.numel() > 0
+        return _mixed(tensor, next(others), generator, number) if is_mixed else next(others)
+
+    return with_tensors((value,), mixed)[0]
+
+
 def _mixed(value: torch.Tensor, other: torch.Tensor, generator: torch.Generator, number: int) -> torch.Tensor:
     """``value`` with some elements of ``other``; for one state of the generator each ``number`` takes other
     elements."""
-    if not value.is_floating_point() or value.numel() == 0:
-        return other
     drawn = torch.rand(value.shape, device=value.device, generator=generator)
     taken = (drawn >= number * _OTHER_PART) & (drawn < (number + 1) * _OTHER_PART)
     # at least one: a small tensor may have been spared

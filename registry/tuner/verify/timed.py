@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from ..measure.spread_elements import OfReturned, OfStack, SpreadElements
 from ..measure.stack import Stack
 from .between_mutations import BetweenMutations
 from .between_samples import LATE, BetweenSamples
-from .session import InputCase, Session, clone
+from .kept_samples import HeldResults, KeptSample
+from .session import InputCase, Session
 from .stacked import stacked
 from .verdicts import Checks, WrongError
 
@@ -32,6 +34,19 @@ _MOST_KEPT = 8
 would find it in one trial of ten."""
 _KEPT_BYTES = 4 << 20
 """What they take with their inputs, of large ones one alone is kept: a reference takes a hundred times a launch."""
+_MOST_QUICK = 24
+"""Further outputs, which are judged by torch's own result: of a call in eight that is skipped, one is among them."""
+_QUICK_BYTES = 64 << 20
+"""What these take with their inputs."""
+_RETURNED_BYTES = 64 << 20
+"""What returned results may take that are held while others are returned."""
+_MOST_CALLS, _CALLS_S = 512, 0.05
+"""The most calls, and seconds, in which memory that is held must not be returned again."""
+_SAME_MEMORY = "two calls on inputs at one address return the same memory: the second overwrites the first's result"
+
+
+# bound at import, so that a candidate's later patch is not called
+_address = torch.Tensor.data_ptr
 
 
 class TimedPlan:
@@ -53,7 +68,8 @@ class TimedPlan:
         asked = judged or session.twin is not None
         self._changeable = self._places() if asked and session.is_mixable else ()
         values = session.values(session.timed_kind)
-        self._movable = self._floating(values) if session.is_roomy else {}
+        self._movable = self._movable_among(values) if session.is_roomy else {}
+        self._held = HeldResults()
         self._prepared: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Prepared tensors of one copy, chosen at random, each with a copy from when it was made."""
         self.show(session.timed_kind, values)
@@ -85,7 +101,8 @@ class TimedPlan:
             self._kept if self._judged else None,
             returned=self._functional,
         )
-        between.keep_up_to(max(1, min(_MOST_KEPT, _KEPT_BYTES // max(session.working_set, 1))))
+        most = max(1, min(_MOST_KEPT, _KEPT_BYTES // max(session.working_set, 1)))
+        between.keep_up_to(most, min(_MOST_QUICK, _QUICK_BYTES // max(session.working_set, 1)) if case else 0)
         if isinstance(between, BetweenMutations):
             between.refresh({place: values[place] for place in session.mutated}, self._kept_mutation)
         return between
@@ -104,12 +121,19 @@ class TimedPlan:
         names = session.op.parsed.names
         return tuple(place for place in session.unmutated if names[place] not in kept)
 
-    def _floating(self, values: tuple[Any, ...]) -> dict[int, Any]:
-        """Place -> value of the changeable floating arguments but weights: every result depends on some of these."""
-        op = self._session.op
+    def _movable_among(self, values: tuple[Any, ...]) -> dict[int, Any]:
+        """Place -> value of the changeable arguments but weights: every result depends on some of these.
+
+        Their elements are floating, or independent of each other.
+        """
+        op, independent = self._session.op, self._session.independent
         places = [place for place in self._changeable if op.parsed.names[place] not in op.weights]
-        floating = {place: [each.is_floating_point() for each in tensors_in((values[place],))] for place in places}
-        return {place: values[place] for place in places if any(floating[place])}
+        tensors = {place: tensors_in((values[place],)) for place in places}
+        return {
+            place: values[place]
+            for place in places
+            if any(each.is_floating_point() or place in independent for each in tensors[place])
+        }
 
     def _holding(self, case: InputCase, copies: Sequence[int]) -> list[torch.Tensor]:
         """Flags whether the outputs of these copies are right; raises WrongError for others than plain tensors."""
@@ -122,15 +146,16 @@ class TimedPlan:
             return [torch.tensor(not session.judge(case, one), device=session.device.torch) for one in judged]
         return _within(case, judged)
 
-    def _kept(self, copy: int) -> Callable[[], list[torch.Tensor]]:
-        session = self._session
-        values = clone(session.rotation.copies[copy])
-        results = tuple(result.clone() for result in session.op.results(self.outputs[copy], values))
+    def _kept(self, copy: int) -> KeptSample:
+        values = self._session.rotation.copies[copy]
+        if self._functional:
+            self._check_returned([self.outputs[copy]], "while it was timed")
+            self._held.hold(copy, self.outputs[copy])
+        return KeptSample(self._session, values, self._session.op.results(self.outputs[copy], values))
 
-        def flags() -> list[torch.Tensor]:
-            return [torch.tensor(not session.judge(session.case_of(values), results), device=session.device.torch)]
-
-        return flags
+    def check_held(self, checks: Checks) -> None:
+        """Check that results which were returned while it was timed, and held since, are as they were."""
+        self._held.check(self.outputs, checks)
 
     def _kept_mutation(self, copy: int, values: tuple[Any, ...]) -> Callable[[], list[torch.Tensor]]:
         """Copies what a launch on ``values`` has left of a rotating copy; returns a function that judges it."""
@@ -144,7 +169,7 @@ class TimedPlan:
         return flags
 
     def change_inputs(self) -> None:
-        """Change one element of each floating input that may change, in each copy another; ``show`` puts them back."""
+        """Change one element of each input that may change, in each copy another; ``show`` puts them back."""
         self._session.rotation.change(self._changeable)
 
     def keep(self, copies: int) -> None:
@@ -191,15 +216,40 @@ class TimedPlan:
                 poison(tuple(output.detach() for outputs in self.outputs for output in outputs))
 
     def launch_each(self) -> None:
-        """Call every launch once. The previous first output is still held: no call may return its memory again."""
-        held = self.outputs[0] if self._functional else ()
+        """Call every launch once. Previous outputs are still held: no call may return their memory again.
+
+        Of large ones the first alone is held.
+        """
+        held = self._some_returned()
         for launch in self.launches:
             launch()
-        if any(overlap(one, other) for one, other in zip(held, self.outputs[0], strict=False)):
-            raise WrongError(
-                "wrong_result",
-                "two calls on inputs at one address return the same memory: the second overwrites the first's result",
-            )
+        if held and _any_overlap([*held, *_plain(self.outputs)]):
+            raise WrongError("wrong_result", _SAME_MEMORY)
+
+    def launch_on(self, launch_us: float) -> None:
+        """Call launches for a while: none may return memory of a result that is still held; raises WrongError.
+
+        ``launch_us``: the time of one, on a device that the host does not wait for.
+        Whoever returns the buffers of a ring in turn comes round, unless there are more than anybody gains by.
+        """
+        if not self._functional or self._session.op.parsed.mutates:
+            return
+        held = self._some_returned()
+        addresses, began = set(map(_address, held)), perf_counter()
+        most = min(_MOST_CALLS, int(1e6 * _CALLS_S / max(launch_us, 0.1)))
+        for copy in islice(cycle(range(len(self.launches))), most):
+            self.launches[copy]()
+            if not addresses.isdisjoint(map(_address, _plain([self.outputs[copy]]))):
+                raise WrongError("wrong_result", _SAME_MEMORY)
+            if perf_counter() - began > _CALLS_S:
+                break
+
+    def _some_returned(self) -> list[torch.Tensor]:
+        """The latest outputs that functional code returned, of each copy; of large ones of the first copies alone."""
+        if not self._functional:
+            return []
+        most = max(1, _RETURNED_BYTES // max(1, sum(each.nbytes for each in self.outputs[0])))
+        return _plain(self.outputs[:most])
 
     def check(self, checks: Checks, case: InputCase, when: str) -> None:
         """Check every copy's results for that case. ``when`` begins the message of a fault."""
@@ -254,8 +304,7 @@ class TimedPlan:
             if faults := output_faults(returned[place], specs, self._session.rotation.copies[place]):
                 raise WrongError("wrong_result", f"{when}: {'; '.join(faults)}")
         for position in range(len(specs)):
-            ordered = sorted((outputs[position] for outputs in returned), key=torch.Tensor.data_ptr)
-            if any(overlap(one, other) for one, other in pairwise(ordered)):
+            if _any_overlap([outputs[position] for outputs in returned]):
                 raise WrongError("wrong_result", "several calls return the same memory: a later one overwrites it")
 
     def _agree(self) -> list[torch.Tensor]:
@@ -290,6 +339,15 @@ class TimedPlan:
             if fault := self._session.judge(case, results):
                 return f"{when}: {fault}"
         return ""
+
+
+def _plain(returned: Sequence[Tensors]) -> list[torch.Tensor]:
+    return [output for outputs in returned for output in outputs if output.numel() and not plain_fault(output)]
+
+
+def _any_overlap(tensors: Sequence[torch.Tensor]) -> bool:
+    ordered = sorted(tensors, key=_address)
+    return any(overlap(one, other) for one, other in pairwise(ordered))
 
 
 def _within(case: InputCase, judged: Sequence[Tensors]) -> list[torch.Tensor]:

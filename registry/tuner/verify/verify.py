@@ -93,6 +93,8 @@ def verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, *, alone:
     """
     with _stream_kept(session):
         timed.between.settle()
+        timed.check_held(held := Checks())
+        held.settle()
         if session.op.parsed.mutates:
             _verify_mutating(timed, session, Checks())
         else:
@@ -133,6 +135,7 @@ def _verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, checks: 
     _check_copies(session, last, checks)
     timed.check_margins(checks)
     checks.settle()
+    timed.launch_on(sampler.launch_us)
 
 
 def _verify_mutating(timed: TimedPlan, session: Session, checks: Checks) -> None:

@@ -37,6 +37,11 @@ class DictionaryWrites:
         self._dictionaries.append(found)
         self._numbers.append(_number_of(found))
 
+    @property
+    def are_numbered(self) -> bool:
+        """Whether only places that were written to count as such."""
+        return NUMBERED
+
     def since_the_last_look(self) -> Sequence[int]:
         """The places, in the order of ``watch``, that were written to since the last call or are new since then."""
         if not NUMBERED:

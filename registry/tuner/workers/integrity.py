@@ -52,6 +52,8 @@ WATCHED = (
     "registry.problem",
 )
 """Prefixes of the names of our modules that judge and time, and of the modules that they call."""
+_WRITTEN_TO = ("registry.tuner.processes", "registry.contracts")
+"""Prefixes of our modules that count something in their own names, or whose functions torch.compile may compile."""
 _LIBRARY: tuple[ModuleType, ...] = (
     builtins,
     gc,
@@ -138,6 +140,22 @@ class _Part:
                 yield part, value
 
     @property
+    def is_ours(self) -> bool:
+        """Whether it is a module or class of our own that nothing writes to once it has been imported."""
+        is_place = isinstance(self.place, type | ModuleType)
+        return is_place and self._name.startswith(WATCHED) and not self._name.startswith(_WRITTEN_TO)
+
+    @property
+    def put_back(self) -> Replaced:
+        """What is told of a place that was written to, and holds what it held."""
+        return Replaced(f"{self._name}, which was put back afterwards", "")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names at the last look."""
+        return frozenset(self._names)
+
+    @property
     def callables(self) -> Iterator[tuple[str, Any]]:
         """The dotted name and the value of each."""
         return ((f"{self._name}.{part}", value) for part, value in self._callables.items())
@@ -212,6 +230,10 @@ class Integrity:
         self._unsettled: list[_Part] = []
         self._suspects: dict[_Part, None] = {}
         """Places that were written to, and that no look has been through with."""
+        self._undone: set[_Part] = set()
+        """Places that the last look has written to."""
+        self._looked_at = 0
+        """The number of parts, the first ones, that a look has been through with: what is new is no write."""
         self._writes = DictionaryWrites()
         self._bodies = FunctionBodies()
         self._tables: list[tuple[str, dict[Any, Any], dict[Any, Any]]] = []
@@ -250,15 +272,27 @@ class Integrity:
             self._bodies.watch(name, value)
 
     def restore(self) -> list[Replaced]:
-        """Undo every replacement since construction; returns the replacements."""
+        """Undo every replacement since construction; returns the replacements.
+
+        Whoever replaces a part of our own modules for a moment, and puts it back, is found by the write to its place.
+        """
         # told before the parts are looked at: a write in the meantime is found at the next call
-        self._suspects |= dict.fromkeys(self._parts[place] for place in self._writes.since_the_last_look())
+        places = self._writes.since_the_last_look()
+        self._suspects |= dict.fromkeys(self._parts[place] for place in places)
+        seen = self._looked_at if self._writes.are_numbered else 0
+        written = {self._parts[place] for place in places if place < seen} - self._undone
+        self._undone.clear()
+        self._looked_at = len(self._parts)
         hiding = (part for part in self._unsettled if part.hides_a_name)
         suspects = dict.fromkeys((*self._suspects, *hiding, *self._contracts))
         found: list[Replaced] = []
         for part in suspects:
-            if not part.is_as_it_was:
-                found += part.restore()
+            names, undone = part.names, [] if part.is_as_it_was else list(part.restore())
+            if part in written and part.is_ours and not undone and part.names == names:
+                found.append(part.put_back)
+            elif undone:
+                self._undone.add(part)
+            found += undone
             # not before: what an exception has interrupted is looked at again
             if part in self._suspects:
                 del self._suspects[part]

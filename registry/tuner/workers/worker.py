@@ -32,6 +32,7 @@ from ..verify.session import Session, Sessions
 from ..verify.timed import TimedPlan
 from ..verify.verify import WrongError, verify, verify_timed
 from .integrity import Integrity, Trust
+from .source_texts import source_fault
 from .statuses import status_of
 from .steps import Announce, Steps
 
@@ -256,6 +257,8 @@ class Worker:
         implementation = self._catalog.implementation(op.name, entrant.implementation)
         self.trust.keep(op, self._catalog.implementations(op.name))
         self.trust.admit(implementation)
+        if fault := source_fault(implementation, entrant.source):
+            raise WrongError("error", fault)
         candidate = Candidate(implementation, entrant.config)
         plan = bound_by_call(op, candidate, session.problem, session.arguments, self._device, entrant.by_key)
         self._check_trust()

@@ -13,6 +13,8 @@ import torch
 import registry
 from registry.contracts import ATTENTION_DECODE as OP
 from registry.contracts.attention.decode_lengths import LENGTHS, keys_read, lengths_of, pairs_seen
+from registry.device import Device
+from registry.discovery.answers import refusals
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.errors import InvalidArgumentError, OutOfRangeError, UnsupportedError
@@ -121,6 +123,56 @@ def test_float8_caches_are_multiplied_by_their_scales(name: str) -> None:
     assert found[0].dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name.startswith("cpp") else ()) for name in NAMES]
+)
+def test_int8_caches_are_multiplied_by_their_scales(name: str) -> None:
+    q, keys, values = drawn(3, 2, 4, 2, 24, 16)
+    levels = [(x * 50).round().clamp(-128, 127).to(torch.int8) for x in (keys, values)]
+    lengths, scales = torch.tensor([24, 5, 16], dtype=torch.int32), (torch.tensor([0.02]), torch.tensor([3.0]))
+    wide = levels[0].float() * 0.02, levels[1].float() * 3.0
+    for window, softcap in ((-1, 0.0), (3, 1.5)):
+        right = one_by_one(q, *wide, lengths.tolist(), softcap, window)
+        found = run(name, q, *levels, lengths, None, *scales, softcap=softcap, window=window)
+        same(found, right)
+        assert found[0].dtype == torch.float32
+    table = torch.tensor([[7, 0, 3], [2, -5, 10**6], [9, 4, 77]], dtype=torch.int32)
+    caches = [paged(x, table, 8, 11).nan_to_num(127.0).to(torch.int8) for x in levels]
+    same(run(name, q, *caches, lengths, table, *scales), one_by_one(q, *wide, lengths.tolist()))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name.startswith("cpp") else ()) for name in NAMES]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.few(3)
+def test_each_level_of_int8_is_read_as_it_is(name: str, dtype: torch.dtype) -> None:
+    # of a single key the output is the value, and its logit the level that a query of one element points to
+    levels = torch.arange(-128, 128).to(torch.int8).view(1, 1, 1, 256)
+    ones, lengths = (torch.tensor([0.25]), torch.tensor([1.0])), torch.tensor([1], dtype=torch.int32)
+    for place in (0, 1, 127, 128, 255):
+        q = torch.zeros(1, 1, 2, 256, dtype=dtype)
+        q[..., place] = 1.0
+        out, lse = run(name, q, levels, levels, lengths, None, *ones, scale=1.0)
+        assert torch.equal(out, levels.expand(1, 1, 2, 256).to(dtype))
+        torch.testing.assert_close(lse, torch.full((1, 2, 1), 0.25 * (place - 128)))
+
+
+@pytest.mark.parametrize("name", ["torch.native", "reference"])
+def test_attention_to_what_was_appended_in_int8_is_near_to_that_of_the_numbers(name: str) -> None:
+    q, keys, values = drawn(2, 1, 4, 2, 32, 64)
+    lengths, table = torch.tensor([32, 11], dtype=torch.int32), torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
+    caches = [torch.zeros(4, 16, 2, 64, dtype=torch.int8) for _ in range(2)]
+    scales = [x.abs().amax().reshape(1) / 127 for x in (keys, values)]
+    slots = (table.long()[..., None] * 16 + torch.arange(16)).flatten()
+    registry.call("kv_cache_append", keys.flatten(0, 1), values.flatten(0, 1), *caches, slots, *scales)
+    out, lse = run(name, q, *caches, lengths, table, *scales)
+    right = one_by_one(q, keys, values, lengths.tolist())
+    # a level is rounded by half of a scale at most
+    assert (out - right[0]).abs().max() < 2 * scales[1].item()
+    assert (lse - right[1]).abs().max() < 2 * scales[0].item()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_behind_the_end_does_not_matter(name: str) -> None:
     q, keys, values = drawn(2, *SIZES)
@@ -153,9 +205,32 @@ def test_a_scale_of_the_caller_takes_the_place_of_the_default(name: str) -> None
 
 
 def test_a_gradient_is_refused() -> None:
-    q, keys, values = drawn(1, 1, 2, 2, 5, 16)
-    with pytest.raises(UnsupportedError, match="attention_decode"):
-        registry.call(OP.name, q.requires_grad_(), keys, values, torch.tensor([5], dtype=torch.int32))
+    q, keys, _ = drawn(1, 1, 2, 2, 5, 16)
+    lengths = torch.tensor([5], dtype=torch.int32)
+    for cache, scales in ((keys, (None, None)), (torch.zeros(keys.shape, dtype=torch.int8), (ONE, ONE))):
+        with pytest.raises(UnsupportedError, match="attention_decode"):
+            registry.call(OP.name, q.requires_grad_(), cache, cache, lengths, None, *scales)
+
+
+@pytest.mark.parametrize("op", ["attention_decode", "kv_cache_append"])
+def test_only_what_names_int8_runs_it(op: str) -> None:
+    catalog = Catalog()
+    dims = {**SMALL, "kv_dtype": "int8", "dtype": "bfloat16"}
+    append = {"tokens": 3, "kv_heads": 2, "head_dim": 128, "block_size": 16, "kv_dtype": "int8", "dtype": "bfloat16"}
+    problem = catalog.op(op).problem_of(append if op == "kv_cache_append" else {**dims, "head_dim": 128})
+    told = f"it does not say that it takes kv_dtype=int8, which {op} got later"
+    refused = {
+        one.name
+        for one in catalog.implementations(op)
+        if told
+        in refusals(one, problem, Device("cuda", 0, "NVIDIA H200", "sm_90", 132, 2**37, 2**25, 227 * 1024, 65536))
+    }
+    named = {one.name for one in catalog.implementations(op) if "int8" in one.added.get("kv_dtype", ())}
+    usual = {"triton.block"} if op == "kv_cache_append" else {"triton.whole", "triton.split_kv", "cuda.mma"}
+    assert usual <= refused
+    assert {name for name in named if "int8" in name} == {f"{name}_int8" for name in usual if "triton" in name}
+    assert "torch.native" in named
+    assert not refused & named
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -284,6 +359,19 @@ OTHERS: Mapping[str, tuple[Mapping[str, Any], Callable[..., Any]]] = {
         _of(lambda _: {"k_scale": torch.ones(1), "v_scale": torch.ones(1)}),
     ),
     "one scale for both": ({"kv_dtype": "float8_e4m3fn"}, _of(lambda named: {"v_scale": named["k_scale"]})),
+    "without scales of int8": (
+        {"kv_dtype": "int8"},
+        _of(lambda _: {"k_scale": torch.ones(1), "v_scale": torch.ones(1)}),
+    ),
+    "one scale for both of int8": ({"kv_dtype": "int8"}, _of(lambda named: {"v_scale": named["k_scale"]})),
+    "levels of int8 without a sign": (
+        {"kv_dtype": "int8"},
+        _of(lambda named: {"v_cache": named["v_cache"].view(torch.uint8)}),
+    ),
+    "levels of int8 in float8": (
+        {"kv_dtype": "int8"},
+        _of(lambda named: {"v_cache": named["v_cache"].float().to(FLOAT8)}),
+    ),
     "without a cap": ({"softcap": True}, _of(lambda _: {"softcap": 0.0})),
     "cap after the softmax's base": ({"softcap": True}, _of(lambda named: {"softcap": named["softcap"] * 1.44})),
     "without a window": ({"span": 21}, _of(lambda _: {"window": -1})),
@@ -298,6 +386,11 @@ def test_mutants_of_pages_scales_caps_and_windows_are_refused(name: str) -> None
     assert not accepted(OP, {**SMALL, **dims, "dtype": "bfloat16"}, mutant)
 
 
+def test_the_least_level_of_int8_is_one_of_its_own() -> None:
+    mutant = _of(lambda named: {"v_cache": named["v_cache"].clamp_min(-127)})
+    assert not accepted(OP, {**SMALL, "kv_dtype": "int8", "dtype": "float32"}, mutant)
+
+
 LONG = {"kv_len": 1008, "head_dim": 128, "softcap": True, "kv_dtype": "float8_e4m3fn"}
 """Where one key has nearly all of the weight, those of the others are below the normal numbers of float16."""
 
@@ -306,7 +399,8 @@ LONG = {"kv_len": 1008, "head_dim": 128, "softcap": True, "kv_dtype": "float8_e4
     ("dims", "dtype"),
     one_of_each(
         itertools.product(
-            ({}, {"span": 21, "softcap": True}, {"kv_dtype": "float8_e4m3fn"}, LONG), ("bfloat16", "float16", "float32")
+            ({}, {"span": 21, "softcap": True}, {"kv_dtype": "float8_e4m3fn"}, {"kv_dtype": "int8"}, LONG),
+            ("bfloat16", "float16", "float32"),
         ),
         lambda dims, dtype: str(dims),
     ),
@@ -331,7 +425,7 @@ def test_weights_in_bfloat16_are_refused_for_wider_dtypes(dtype: str) -> None:
 
 
 Q, C, L, ONE = torch.ones(2, 1, 4, 8), torch.ones(2, 6, 2, 8), torch.tensor([6, 3], dtype=torch.int32), torch.ones(1)
-T, C8 = torch.tensor([[1], [0]], dtype=torch.int32), C.to(FLOAT8)
+T, C8, I8 = torch.tensor([[1], [0]], dtype=torch.int32), C.to(FLOAT8), C.to(torch.int8)
 
 
 @pytest.mark.parametrize(
@@ -356,6 +450,16 @@ T, C8 = torch.tensor([[1], [0]], dtype=torch.int32), C.to(FLOAT8)
         ((Q, C8, C8, L), "k_scale is None but k_cache is float8_e4m3fn"),
         ((Q, C8, C8, L, None, ONE, ONE.half()), "v_scale is float16 1 but v_cache is float8_e4m3fn"),
         ((Q.double(), C8, C8, L, None, ONE, ONE), "q is float64 but k_cache is float8_e4m3fn"),
+        ((Q, I8, I8, L), "k_scale is None but k_cache is int8"),
+        ((Q, I8, I8, L, None, ONE), "v_scale is None but v_cache is int8"),
+        (
+            (Q, I8, I8, L, None, torch.ones(2), ONE),
+            "k_scale is float32 2 but k_cache is int8\n.*one element for all heads",
+        ),
+        ((Q, I8, I8, L, None, ONE.double(), ONE), "k_scale is float64 1 but k_cache is int8"),
+        ((Q, I8, C8, L, None, ONE, ONE), "v_cache is float8_e4m3fn 2x6x2x8 but k_cache is int8 2x6x2x8"),
+        ((Q.double(), I8, I8, L, None, ONE, ONE), "q is float64 but k_cache is int8"),
+        ((Q, I8.view(torch.uint8), I8.view(torch.uint8), L, None, ONE, ONE), "q is float32 but k_cache is uint8"),
         ((Q, C, C, L, None, None, None, math.nan), "scale=nan"),
         ((Q, C, C, L, None, None, None, -math.inf), "scale=-inf"),
         ((Q, C, C, L, None, None, None, None, -1.0), "softcap=-1.0"),

@@ -1,4 +1,4 @@
-"""kv_cache_append: slots, float8, what it refuses, and mutants that its comparison refuses."""
+"""kv_cache_append: slots, float8, int8, what it refuses, and mutants that its comparison refuses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def appended(cache: Tensor, x: Tensor, slots: Tensor, scale: Tensor | None) -> T
     result = cache.clone()
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
-            new = x[token] if scale is None else (x[token].float() / scale).clamp(-448, 448)
+            most = 127 if cache.dtype == torch.int8 else 448
+            new = x[token] if scale is None else (x[token].float() / scale).clamp(-most, most)
+            new = new.round().nan_to_num(0.0) if cache.dtype == torch.int8 else new
             result[slot // cache.shape[1], slot % cache.shape[1]] = new.to(cache.dtype)
     return result
 
@@ -46,14 +48,14 @@ def equal(found: Tensor, right: Tensor) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "float8", "dtype"),
+    ("name", "kept", "dtype"),
     one_of_each(
-        itertools.product(NAMES, (False, True), (torch.float32, torch.bfloat16, torch.float16)),
-        lambda name, float8, dtype: (name, float8),
+        itertools.product(NAMES, (None, FLOAT8, torch.int8), (torch.float32, torch.bfloat16, torch.float16)),
+        lambda name, kept, dtype: (name, kept),
     ),
 )
 @pytest.mark.few(3)
-def test_tokens_are_written_to_their_slots(name: str, dtype: torch.dtype, float8: bool) -> None:
+def test_tokens_are_written_to_their_slots(name: str, dtype: torch.dtype, kept: torch.dtype | None) -> None:
     for (tokens, heads, width, size), kind in (
         ((7, 2, 64, 16), torch.int64), ((1, 1, 20, 1), torch.int32), ((40, 3, 9, 4), torch.int64),
     ):  # fmt: skip
@@ -62,8 +64,8 @@ def test_tokens_are_written_to_their_slots(name: str, dtype: torch.dtype, float8
         key[0, 0, :2] = torch.tensor([torch.nan, -0.0])
         slots = torch.randperm(blocks * size)[:tokens].to(kind)
         slots[1::3] = -1
-        caches = [torch.randn(blocks, size, heads, width).to(FLOAT8 if float8 else dtype) for _ in range(2)]
-        scales = [torch.tensor([0.5]), torch.tensor([0.1])] if float8 else [None, None]
+        caches = [torch.randn(blocks, size, heads, width).to(kept or dtype) for _ in range(2)]
+        scales = [torch.tensor([0.5]), torch.tensor([0.1])] if kept else [None, None]
         right = [appended(*each) for each in zip(caches, (key, value), (slots, slots), scales, strict=True)]
         run(name, key, value, *caches, slots, *scales)
         assert all(map(equal, caches, right))
@@ -80,6 +82,20 @@ def test_each_level_of_float8_and_each_half_between_two(name: str) -> None:
     assert torch.equal(
         cache.view(torch.uint8).flatten(1), x.flip(0).clamp(-448, 448).to(FLOAT8).view(torch.uint8)[:, 0]
     )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_level_of_int8_and_each_half_between_two(name: str) -> None:
+    levels = torch.arange(-127.0, 128.0)
+    halves = (levels[1:] + levels[:-1]) / 2
+    beside = [halves.nextafter(levels[1:]), halves.nextafter(levels[:-1])]
+    special = torch.tensor([127.5, 128.0, 1e30, torch.inf, -127.5, -128.0, -torch.inf, torch.nan, -0.0])
+    x = torch.cat((levels, halves, *beside, special)).view(1, 1, -1).mul(0.25)
+    cache = torch.full((1, 2, 1, x.shape[2]), 99, dtype=torch.int8)
+    run(name, x, x, cache, cache.clone(), torch.tensor([1]), torch.tensor([0.25]), torch.ones(1))
+    right = (x / 0.25).clamp(-127, 127).round().nan_to_num(0.0)
+    assert torch.equal(cache[0, 1].float(), right[0])
+    assert cache[0, 0].eq(99).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -175,17 +191,52 @@ FLOAT8_MUTANTS: Mapping[str, Callable[..., Any]] = {
 }
 
 
+def _levels(change: Callable[[Tensor], Tensor]) -> Callable[..., None]:
+    """The reference with levels of keys by ``change(quotients)``."""
+
+    def compute(key: Tensor, *rest: Tensor) -> None:
+        value, key_cache, value_cache, slots, k_scale, v_scale = rest
+        levels = change(key.float() / k_scale)
+        OP.reference(levels, value.float(), key_cache, value_cache, slots, torch.ones(1), v_scale)
+
+    return compute
+
+
+def _wrapped(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor, *scales: Tensor
+) -> None:
+    before = key_cache.clone()
+    OP.reference(key, value, key_cache, value_cache, slots, *scales)
+    key_cache.copy_(torch.where((key_cache == 127) & (before != 127), -128, key_cache))
+
+
+INT8_MUTANTS: Mapping[str, Callable[..., Any]] = {
+    **{name: FLOAT8_MUTANTS[name] for name in ("times the scale", "one scale for both", "no scale")},
+    "cut off": _levels(torch.trunc),
+    "halves away from zero": _levels(lambda x: (x.abs() + 0.5).floor() * x.sign()),
+    "halves up": _levels(lambda x: (x + 0.5).floor()),
+    "NaN as the greatest": _levels(lambda x: x.nan_to_num(127.0)),
+    "a level less": _levels(lambda x: x.clamp(-126, 126)),
+    "wrapped around": _wrapped,
+}
+OF_KIND: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+    "auto": MUTANTS,
+    "float8_e4m3fn": {**MUTANTS, **FLOAT8_MUTANTS},
+    "int8": {**MUTANTS, **INT8_MUTANTS},
+}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("kind", ["auto", "float8_e4m3fn"])
+@pytest.mark.parametrize("kind", OF_KIND)
 def test_the_comparison_accepts_what_is_right_and_refuses_mutants(kind: str, dtype: str) -> None:
     dims = {"tokens": 9, "kv_heads": 2, "head_dim": 24, "block_size": 4, "kv_dtype": kind, "dtype": dtype}
     assert accepted(OP, dims, OP.reference)
-    for name, mutant in {**MUTANTS, **(FLOAT8_MUTANTS if kind != "auto" else {})}.items():
+    for name, mutant in OF_KIND[kind].items():
         assert not accepted(OP, dims, mutant), name
 
 
 X, C, S, ONE = torch.ones(3, 2, 8), torch.ones(5, 4, 2, 8), torch.arange(3), torch.ones(1)
-C8 = C.to(FLOAT8)
+C8, I8 = C.to(FLOAT8), C.to(torch.int8)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +257,12 @@ C8 = C.to(FLOAT8)
         ((X, X, C8, C8.clone(), S), "k_scale is None but key_cache is float8_e4m3fn"),
         ((X, X, C8, C8.clone(), S, ONE, ONE.half()), "v_scale is float16 1 but value_cache is float8_e4m3fn"),
         ((X, X, C8, C8.clone(), S, torch.ones(2), ONE), "k_scale is float32 2 but"),
+        ((X, X, I8, I8.clone(), S), "k_scale is None but key_cache is int8\n.*float32 of one element"),
+        ((X, X, I8, I8.clone(), S, ONE), "v_scale is None but value_cache is int8"),
+        ((X, X, I8, I8.clone(), S, ONE, ONE.half()), "v_scale is float16 1 but value_cache is int8"),
+        ((X, X, I8, I8.clone(), S, torch.ones(2), ONE), "k_scale is float32 2 but key_cache is int8"),
+        ((X, X, I8, C8.clone(), S, ONE, ONE), "value_cache is float8_e4m3fn 5x4x2x8 but key_cache is int8"),
+        ((X, X, I8.view(torch.uint8), I8.clone(), S, ONE, ONE), "key_cache is uint8, expected float32, .* or int8"),
         ((X, X, C, C, S), "key_cache and value_cache share memory"),
         ((X, X, torch.ones(1, 4, 2, 8).expand(5, 4, 2, 8), C, S), "key_cache is expanded"),
     ],

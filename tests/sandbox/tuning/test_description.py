@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from registry.device import Device
+from registry.discovery.answers import refusals
 from registry.discovery.catalog import Catalog
 from registry.errors import PluginError, UnsupportedError
 from registry.problem import Problem
@@ -61,6 +62,21 @@ def test_a_stand_in_answers_what_was_told_and_never_runs(tmp_path: Path) -> None
             each.bind(here, {}, CPU, None)  # type: ignore[arg-type]
     assert catalog.files == ()
     assert catalog.plugin_files() == {"square/mine.one": str(file)}
+
+
+def test_a_stand_in_runs_those_of_the_values_that_an_op_got_later_at_which_it_was_told_to(tmp_path: Path) -> None:
+    op, file = Catalog().op("kv_cache_append"), tmp_path / "kernels.py"
+    file.write_text("import registry\n")
+    dims = {"tokens": 3, "kv_heads": 2, "head_dim": 16, "block_size": 4, "dtype": "float32"}
+    int8, plain = (op.problem_of({**dims, "kv_dtype": kind}) for kind in ("int8", "auto"))
+    runs, refuses = ToldAnswers(configs=({},), of=1), ToldAnswers(unsupported=("not this one",))
+    for answers, taken in (((runs, runs), True), ((refuses, runs), False)):
+        told = dict(zip((dims_key(int8), dims_key(plain)), answers, strict=True))
+        one = ToldImplementation(file, op.name, "mine.one", frozenset({"cpu"}), told)
+        catalog = StandInCatalog(Catalog(), [one])
+        assert (refusals(catalog.implementation(op.name, "mine.one"), int8, CPU) == ()) is taken
+        assert not refusals(catalog.implementation(op.name, "mine.one"), plain, CPU)
+        assert not refusals(catalog.implementation(op.name, "torch.native"), int8, CPU)
 
 
 def test_a_name_that_is_taken_or_none_is_refused(tmp_path: Path) -> None:

@@ -61,6 +61,46 @@ def test_what_is_no_floating_number_stays(dtype: torch.dtype) -> None:
     assert bool(stack.holds(value))
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.int64, torch.bool])
+@pytest.mark.parametrize(("shape", "strides"), LAYOUTS[:3])
+@pytest.mark.few(6)
+def test_an_independent_element_becomes_another_of_its_tensor(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    stack = Stack(TensorSpec(shape, dtype, strides), COUNT)
+    drawn = torch.randint(2 if dtype == torch.bool else 100, (200,), generator=torch.Generator().manual_seed(1))
+    value = drawn.to(dtype).as_strided(shape, strides)
+    stack.write(value)
+    elements = SecretElements(stack, torch.Generator().manual_seed(2), independent=True)
+    there, changes = set(value.flatten().tolist()), 0
+    for _ in range(70):
+        elements.change()
+        found = changed(stack, value)
+        assert max(found) <= 1
+        changes += sum(found)
+        assert {each for tensor in stack.tensors for each in tensor.flatten().tolist()} <= there
+        assert bool(stack.margins_untouched())
+    # a few drawn ones may equal what is there
+    assert changes > 70 * COUNT * 0.7
+    elements.restore()
+    assert bool(stack.holds(value))
+
+
+def test_independent_integers_are_moved_and_go_back_and_others_stay() -> None:
+    values = torch.arange(40), torch.arange(40)
+    rotation = Rotation(values, COUNT, [1])
+    rotation.show("rising", values)
+    for _ in range(40):
+        rotation.move(range(COUNT), dict(enumerate(values)))
+        rotation.change([0, 1])
+        for own, independent in rotation.copies:
+            assert torch.equal(own, values[0])
+            assert set(independent.tolist()) <= set(range(40))
+    assert not any(torch.equal(copy[1], values[1]) for copy in rotation.copies)
+    rotation.restore()
+    assert all(torch.equal(copy[1], values[1]) for copy in rotation.copies)
+
+
 def test_numbers_that_are_not_finite_are_no_extremes() -> None:
     stack = Stack(TensorSpec.contiguous((6,), torch.float32), COUNT)
     value = torch.tensor([torch.nan, -torch.inf, 1.0, 2.0, torch.inf, 3.0])

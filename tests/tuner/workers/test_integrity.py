@@ -95,6 +95,35 @@ def test_what_is_replaced_after_a_look_that_put_something_back_is_found_too(inte
         assert integrity.restore() == []
 
 
+@pytest.mark.parametrize("place", [verify, Bounds])
+def test_what_was_replaced_for_a_moment_is_found(integrity: Integrity, place: Any) -> None:
+    name = "holding"
+    was = vars(place)[name]
+    setattr(place, name, lambda *_: 0)
+    setattr(place, name, was)
+    found = [str(replaced) for replaced in integrity.restore()]
+    assert len(found) == dictionary_writes.NUMBERED
+    assert all(each.endswith("which was put back afterwards") for each in found)
+    assert integrity.restore() == []
+
+
+def test_a_name_of_ours_that_was_removed_for_a_moment_is_found(integrity: Integrity) -> None:
+    was = vars(verify).pop("verify_timed")
+    vars(verify)["verify_timed"] = was
+    assert len(integrity.restore()) == dictionary_writes.NUMBERED
+
+
+def test_others_may_write_to_what_is_theirs(integrity: Integrity) -> None:
+    for place in (time, torch):
+        vars(place)["__doc__"] = place.__doc__
+    verify.__dict__["a_name_that_is_new"] = 1  # as a warning or a submodule leaves one
+    try:
+        assert integrity.restore() == []
+    finally:
+        del verify.__dict__["a_name_that_is_new"]
+        integrity.restore()
+
+
 def test_a_name_in_place_of_another_is_found(integrity: Integrity, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(verify, "__doc__")
     vars(verify)["zip"] = lambda *_: ()

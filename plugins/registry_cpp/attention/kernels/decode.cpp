@@ -1,4 +1,5 @@
-// Attention of a few tokens to a cache. ELEMENT is the type of queries; of FLOAT8 caches each cell is float8_e4m3fn.
+// Attention of a few tokens to a cache. ELEMENT is the type of queries; of FLOAT8 caches each cell is float8_e4m3fn, of
+// INT8 caches an int8_t.
 // KV_HEADS heads of DIM elements serve GROUP heads of queries each, TOKENS tokens a sequence; PAGE slots a page, 0: no
 // pages. WINDOW earlier keys are seen, -1: all. STEP keys are weighed at a time.
 #include <algorithm>
@@ -8,7 +9,7 @@
 namespace {
 
 using T = ELEMENT;
-using Cell = std::conditional_t<FLOAT8, uint8_t, T>;
+using Cell = std::conditional_t<FLOAT8, uint8_t, std::conditional_t<INT8, int8_t, T>>;
 
 constexpr int64_t ROWS = GROUP * TOKENS, PITCH = (DIM + LANES - 1) / LANES * LANES;
 
@@ -32,7 +33,10 @@ struct Levels {
 
 // DIM elements in float; those behind them stay 0
 template <class C> inline void widened(float *to, const C *from, const Levels &levels) {
-    if constexpr (sizeof(C) == 1) {
+    if constexpr (INT8) {
+        for (int64_t i = 0; i < DIM; ++i)
+            to[i] = from[i];
+    } else if constexpr (sizeof(C) == 1) {
         for (int64_t i = 0; i < DIM; ++i)
             to[i] = levels.of[from[i]];
     } else {

@@ -1,10 +1,11 @@
 // Writes keys and values to their slots of a paged cache. ELEMENT is their type, SLOT that of slots. Of FLOAT8 caches
-// each number is the nearest float8_e4m3fn to its quotient by the scale. HEADS heads of DIM elements, SIZE slots a block.
+// each number is the nearest float8_e4m3fn to its quotient by the scale, of INT8 caches the nearest integer. HEADS heads
+// of DIM elements, SIZE slots a block.
 
 namespace {
 
 using T = ELEMENT;
-using Cell = std::conditional_t<FLOAT8, uint8_t, T>;
+using Cell = std::conditional_t<FLOAT8 || INT8, uint8_t, T>;
 
 struct Strides {
     int64_t token, head, block, slot, cache_head;
@@ -27,15 +28,29 @@ inline Bytes to_float8(Floats v) {
     return __builtin_convertvector(level | sign, Bytes);
 }
 
+// int8_t as bytes: -127 to 127, halfway to the even number; NaN is 0
+inline Bytes to_int8(Floats v) {
+    const Floats low = where(v < -127.0f, all(-127.0f), v), clamped = where(low > 127.0f, all(127.0f), low);
+    // 1.5 * 2^23 leaves no bit for fractions, and its lowest byte is 0
+    const Words level = bits_as<Words>(clamped + 12582912.0f);
+    return __builtin_convertvector(v == v ? level & 0xff : Words{}, Bytes);
+}
+
+inline Bytes to_levels(Floats v) {
+    if constexpr (INT8)
+        return to_int8(v);
+    return to_float8(v);
+}
+
 inline void write_head(Cell *to, const T *from, float scale) {
-    if constexpr (FLOAT8) {
+    if constexpr (FLOAT8 || INT8) {
         int64_t i = 0;
         for (; i + LANES <= DIM; i += LANES) {
-            const Bytes levels = to_float8(load(from + i) / scale);
+            const Bytes levels = to_levels(load(from + i) / scale);
             std::memcpy(to + i, &levels, sizeof levels);
         }
         if (i < DIM) {
-            const Bytes levels = to_float8(load_some(from + i, DIM - i, 0) / scale);
+            const Bytes levels = to_levels(load_some(from + i, DIM - i, 0) / scale);
             std::memcpy(to + i, &levels, DIM - i);
         }
     } else {

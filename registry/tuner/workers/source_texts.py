@@ -1,0 +1,91 @@
+"""Tells whether a process runs the very code that the tuning run began with, file by file.
+
+A run lasts for minutes, and its finals load a plugin's files again in fresh processes. A file that was edited meanwhile
+is other code than what the search has verified and what the winner is stored for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib.machinery import SourceFileLoader
+from types import CodeType, ModuleType
+
+from ...discovery.file_import import CurrentFileLoader
+from ...fingerprint import has_source, module_text
+from ...implementation import Implementation, own_classes
+from .function_bodies import functions_in
+
+# bound at import, so that a candidate's later patch is not called
+_compile = compile
+
+
+def source_digest(implementation: Implementation) -> str:
+    """A hash of the files in which the classes of an implementation are defined, as this process has read them.
+
+    "" where a class has no file, as in a notebook.
+    """
+    modules = _modules(implementation)
+    if not modules or not all(map(has_source, modules)):
+        return ""
+    digest = hashlib.sha256()
+    for module in modules:
+        digest.update(module_text(module).encode())
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def source_fault(implementation: Implementation, digest: str) -> str:
+    """Why the code of an implementation is not what the run began with, "" if it is.
+
+    ``digest``: its ``source_digest`` in the process of the run, "" if that is not known.
+    """
+    own = source_digest(implementation) if digest else ""
+    if own and own != digest:
+        return (
+            f"{implementation.name}: a file of it has changed since the run began, so that other code would be measured"
+            " than what was verified; run again"
+        )
+    for module in filter(_is_compiled_as_it_is, _modules(implementation)):
+        if name := next(_strange(implementation, module), ""):
+            return (
+                f"{implementation.name}: {name} is not what its file {module.__file__} says: the file was edited while"
+                " it was imported, or a compiled file in __pycache__ was; remove that folder, and run again"
+            )
+    return ""
+
+
+def _modules(implementation: Implementation) -> list[ModuleType]:
+    names = dict.fromkeys(kind.__module__ for kind in own_classes(implementation))
+    return [sys.modules[name] for name in names if name in sys.modules]
+
+
+def _is_compiled_as_it_is(module: ModuleType) -> bool:
+    """False for a module of another loader than Python's own, such as pytest's, which compiles other text."""
+    spec = module.__spec__
+    return has_source(module) and spec is not None and type(spec.loader) in (SourceFileLoader, CurrentFileLoader)
+
+
+def _strange(implementation: Implementation, module: ModuleType) -> Iterator[str]:
+    """Names of functions that say to be of a module's file, and are not of its text."""
+    codes = _codes_of(module_text(module), module.__file__ or "")
+    kinds = [kind for kind in own_classes(implementation) if kind.__module__ == module.__name__]
+    for place in (module, *kinds):
+        for value in list(vars(place).values()):
+            for function in functions_in(value):
+                code = function.__code__
+                if code.co_filename == module.__file__ and code not in codes:
+                    yield code.co_qualname
+
+
+@lru_cache(maxsize=256)
+def _codes_of(text: str, file: str) -> frozenset[CodeType]:
+    """The code of every function in a text."""
+    found, waiting = set[CodeType](), [_compile(text, file, "exec", dont_inherit=True)]
+    while waiting:
+        inner = [part for part in waiting.pop().co_consts if isinstance(part, CodeType)]
+        found.update(inner)
+        waiting += inner
+    return frozenset(found)

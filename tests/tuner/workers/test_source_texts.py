@@ -1,0 +1,108 @@
+"""Code that a process runs against the files that the tuning run has read: edited files and other bytecode are told."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import py_compile
+import sys
+from pathlib import Path
+
+import pytest
+
+from registry.device import Device
+from registry.discovery.catalog import Catalog
+from registry.implementation import Implementation
+from registry.tuner.jobs import Entrant, TrialJob
+from registry.tuner.measure.protocol import TimingProtocol
+from registry.tuner.workers.source_texts import source_digest, source_fault
+from registry.tuner.workers.worker import Worker
+
+CPU = Device.of("cpu")
+TEXT = """
+import torch
+import registry
+
+KERNEL_REGISTRY_API = 1
+
+class Square(registry.Implementation):
+    op, name = "square", "edited.square"
+    device_types = frozenset({"cpu"})
+
+    def bind(self, problem, config, device, built):
+        return lambda outputs, arguments, scratch: torch.mul(arguments[0], arguments[0], out=outputs[0])
+
+@registry.implements("square")
+def square_implementations():
+    return [Square()]
+"""
+EDITED = TEXT.replace("torch.mul(arguments[0]", "torch.mul(arguments[-1]")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "edited_square.py"
+    made.write_text(TEXT)
+    return made
+
+
+def loaded(file: Path) -> tuple[Catalog, Implementation]:
+    catalog = Catalog()
+    catalog.load_file(file)
+    return catalog, catalog.implementation("square", "edited.square")
+
+
+def test_a_file_that_is_as_it_was_has_no_fault(file: Path) -> None:
+    digest = source_digest(loaded(file)[1])
+    assert digest
+    assert source_fault(loaded(file)[1], digest) == source_fault(loaded(file)[1], "") == ""
+
+
+def test_a_file_that_was_edited_since_the_run_began_is_told(file: Path) -> None:
+    digest = source_digest(loaded(file)[1])
+    file.write_text(EDITED)
+    told = source_fault(loaded(file)[1], digest)
+    assert "edited.square: a file of it has changed since the run began" in told
+    assert "run again" in told
+
+
+def test_its_trial_is_an_error(file: Path) -> None:
+    digest = source_digest(loaded(file)[1])
+    file.write_text(EDITED)
+    entrant = Entrant("edited.square", {}, source=digest)
+    job = TrialJob(1, "square", {"n": 100, "dtype": "float32"}, entrant, dict(TimingProtocol.of(CPU).details), 0)
+    found = Worker(loaded(file)[0], CPU).trial(job, lambda step: None)
+    assert (found.status, "has changed since the run began" in found.message) == ("error", True)
+
+
+@pytest.fixture
+def with_other_bytecode(file: Path, monkeypatch: pytest.MonkeyPatch) -> Implementation:
+    """The implementation of a module whose bytecode is that of another text of the same length and time."""
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.syspath_prepend(str(file.parent))
+    other = TEXT.replace("outputs[0])", "outputs[1])")
+    file.write_text(other)
+    stamp = (1_000_000_000, 1_000_000_000)
+    os.utime(file, stamp)
+    py_compile.compile(str(file), doraise=True)
+    file.write_text(TEXT)
+    os.utime(file, stamp)
+    spec = importlib.util.find_spec(file.stem)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, file.stem, module)
+    spec.loader.exec_module(module)
+    return module.Square()  # type: ignore[no-any-return]
+
+
+def test_bytecode_that_is_not_of_the_file_is_told(with_other_bytecode: Implementation) -> None:
+    told = source_fault(with_other_bytecode, "")
+    assert "Square.bind is not what its file" in told
+    assert "__pycache__" in told
+
+
+def test_a_class_without_a_file_has_no_digest() -> None:
+    own = {"__module__": "a_notebook", "name": "a.b", "op": "square", "bind": lambda *_: min}
+    found = type("Made", (Implementation,), own)()
+    assert source_digest(found) == source_fault(found, "0" * 64) == ""
