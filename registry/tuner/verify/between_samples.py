@@ -180,7 +180,8 @@ class BetweenSamples:
 
     def check_kept(self) -> None:
         """Judge the kept outputs by references that are computed now; raises WrongError."""
-        for kept in filter(None, self._kept):
+        # places may hold the same output
+        for kept in dict.fromkeys(filter(None, self._kept)):
             self._checks.add(kept(), "wrong_result", _WRONG)
             self._checks.settle()
 
@@ -209,7 +210,11 @@ class BetweenSamples:
         (copies, writes, weight), self._unjudged = self._unjudged, ((), 0, 0)
         if copies and self._keep is not None and writes == self._rotation.writes:
             self._met += weight
+            kept: dict[int, Callable[[], Flags]] = {}
             for place in range(len(self._kept)):
-                if secrets.randbelow(self._met) < weight:
+                if self._drawn(self._met) < weight:
                     # often the last copy: its work is most likely left undone
-                    self._kept[place] = self._keep(secrets.choice([copies[-1], secrets.choice(copies)]))
+                    copy = secrets.choice([copies[-1], secrets.choice(copies)])
+                    if copy not in kept:
+                        kept[copy] = self._keep(copy)
+                    self._kept[place] = kept[copy]
