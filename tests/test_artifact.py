@@ -11,7 +11,7 @@ from registry.artifact import Variant
 from registry.problem import canonical_json
 
 
-@pytest.mark.parametrize("source", ["", "\\ \"quoted\"\n\té — \u2028 \U0001f600", "]", "x" * 100_000])
+@pytest.mark.parametrize("source", ["", '\\ "quoted"\n\té — \u2028 \U0001f600', "]", "x" * 100_000])
 @pytest.mark.parametrize("spec", [{}, {"b": [1, True, 1.0, None], "a": {"]": '"'}}])
 def test_a_key_is_the_hash_of_all_fields_as_canonical_json(source: str, spec: dict[str, object]) -> None:
     fields = ["cuda", "rows]", spec, source]

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from registry.correctness.magnitudes import largest, magnitude
 
+from .operations import Operations
+
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-
-
-class Operations(TorchDispatchMode):
-    """Counts the operations on tensors."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

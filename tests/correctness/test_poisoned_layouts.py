@@ -24,6 +24,7 @@ from registry.correctness.poisoned_layouts import (
 from registry.problem import TensorSpec
 
 from ..tiers import one_of_each
+from .operations import Operations
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -225,3 +226,11 @@ def test_every_other_tensor_of_a_call_is_strided_by_steps_of_its_own() -> None:
         assert {place for place, one in enumerate(tensors) if one.is_contiguous()} == dense[layout]
         assert len({one.stride() for one in tensors}) == 3
         assert not adds_nothing(layout, [TensorSpec.of(one) for one in tensors])
+
+
+def test_a_look_beside_a_large_tensor_takes_three_operations() -> None:
+    found = surrounded(TensorSpec.contiguous((40_000,), torch.float32))
+    with Operations() as counted:
+        is_untouched = found.untouched()
+    assert counted.count == 3
+    assert bool(is_untouched)

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from registry.problem import TensorSpec
 from registry.tuner.measure import stack as stacks
 from registry.tuner.measure.stack import Stack, flipped, last_bits
+
+from ...correctness.operations import Operations
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.bool, torch.complex64)
 LAYOUTS = (((3, 5), (5, 1)), ((4, 8), (8, 1)), ((3, 5), (10, 2)), ((4, 5), (0, 1)), ((0, 5), (5, 1)), ((), ()))
@@ -167,20 +168,10 @@ def test_each_tensor_gets_its_own_mask_and_twice_is_as_before(
     assert bool(stack.holds(value))
 
 
-class Counted(TorchDispatchMode):
-    """Counts the operations that run on tensors' memory."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += not func.is_view
-        return func(*args, **(kwargs or {}))
-
-
 def test_many_tensors_flip_by_as_many_operations_as_one() -> None:
     def operations(copies: int) -> int:
         stack = Stack(TensorSpec.contiguous((64,), torch.bfloat16), copies)
-        with Counted() as counted:
+        with Operations() as counted:
             stack.flip(dict.fromkeys(range(copies), 5))
         return counted.count
 
