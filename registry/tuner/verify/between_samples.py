@@ -180,8 +180,7 @@ class BetweenSamples:
 
     def check_kept(self) -> None:
         """Judge the kept outputs by references that are computed now; raises WrongError."""
-        # places may hold the same output
-        for kept in dict.fromkeys(filter(None, self._kept)):
+        for kept in filter(None, self._kept):
             self._checks.add(kept(), "wrong_result", _WRONG)
             self._checks.settle()
 
@@ -210,11 +209,7 @@ class BetweenSamples:
         (copies, writes, weight), self._unjudged = self._unjudged, ((), 0, 0)
         if copies and self._keep is not None and writes == self._rotation.writes:
             self._met += weight
-            kept: dict[int, Callable[[], Flags]] = {}
             for place in range(len(self._kept)):
-                if self._drawn(self._met) < weight:
+                if secrets.randbelow(self._met) < weight:
                     # often the last copy: its work is most likely left undone
-                    copy = secrets.choice([copies[-1], secrets.choice(copies)])
-                    if copy not in kept:
-                        kept[copy] = self._keep(copy)
-                    self._kept[place] = kept[copy]
+                    self._kept[place] = self._keep(secrets.choice([copies[-1], secrets.choice(copies)]))

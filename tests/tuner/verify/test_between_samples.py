@@ -10,7 +10,7 @@ import torch
 
 from registry.contracts import SQUARE, VECTOR_ADD
 from registry.tuner.measure.samplers import ClockSampler, Sampler
-from registry.tuner.verify.between_samples import _MOST, BetweenSamples
+from registry.tuner.verify.between_samples import _MOST
 from registry.tuner.verify.session import Session
 from registry.tuner.verify.timed import TimedPlan
 from registry.tuner.verify.verify import WrongError
@@ -169,34 +169,3 @@ def test_the_first_of_several_copies_may_be_the_only_one_that_is_launched_on() -
             timed.launches[copy]()
     timed.between.settle()
     assert sampler.how == "perf_counter"
-
-
-class Still:
-    """A rotation of four copies that nothing changes."""
-
-    copies = ((),) * 4
-    writes = 0
-
-    def change(self, places: Any) -> None: ...
-
-
-def test_an_output_that_several_places_hold_is_copied_and_judged_once() -> None:
-    copied, judged = list[int](), list[int]()
-
-    def keep(copy: int) -> Callable[[], list[torch.Tensor]]:
-        copied.append(copy)
-
-        def flags() -> list[torch.Tensor]:
-            judged.append(copy)
-            return [torch.tensor(True)]
-
-        return flags
-
-    rotation: Any = Still()
-    between = BetweenSamples(rotation, (), {}, (), (), None, keep)
-    between.keep_up_to(8)
-    between(range(4))
-    between(range(4))
-    assert 0 < len(copied) == len({*copied})
-    between.check_kept()
-    assert sorted(judged) == sorted(copied)
