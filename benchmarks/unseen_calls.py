@@ -30,7 +30,7 @@ import torch
 import registry
 from registry import Device, Op, Problem, Value, shipped
 from registry.dispatch.plans.plan import Candidate, build
-from registry.dispatch.resolve.neighbours import octaves_between, sizes_of
+from registry.dispatch.resolve.winners.neighbours import octaves_between, sizes_of
 from tuning_db import Decision
 
 from . import unseen_shapes

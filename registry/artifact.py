@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from .problem import Argument, Arguments, TensorSpec, canonical_json, fits_int32
@@ -35,8 +35,14 @@ class Variant:
     @cached_property
     def key(self) -> str:
         """SHA-256 of all fields: candidates with equal keys share one artifact."""
-        text = canonical_json([self.backend, self.kernel, dict(self.spec), self.source])
-        return hashlib.sha256(text.encode()).hexdigest()
+        head = canonical_json([self.backend, self.kernel, dict(self.spec)]).removesuffix("]")
+        return hashlib.sha256(f"{head},{_quoted(self.source)}]".encode()).hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _quoted(source: str) -> str:
+    """A kernel's text as JSON, which takes most of a key's time; the variants of a kernel have one text."""
+    return canonical_json(source)
 
 
 def code_of(variants: Iterable[Variant]) -> str:

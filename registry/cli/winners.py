@@ -129,7 +129,7 @@ def _answers(
 
 def _source(choice: Choice, situation: Situation) -> str:
     if choice.step == "exact" and choice.decision is not None:
-        return "shipped" if situation.winners.is_shipped(choice.decision) else "database"
+        return "shipped" if situation.winners.placed.is_shipped(choice.decision) else "database"
     learnt, candidate = situation.winners.learnt, choice.candidate
     if choice.step != "default" or learnt is None or candidate is None:
         return choice.step

@@ -2,61 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
-import re
-import sys
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from ..arguments.inputs import posed_by_inputs
 from ..arguments.loaded_parameters import loaded_parameters
-from ..arguments.on_meta import META, OnMeta
 from ..arguments.schema import Schema, tensors_in
-from ..arguments.specs import quick_spec
 from ..arguments.traits import FamilyTraits
-from ..author_code import at
-from ..errors import InvalidArgumentError, InvalidDefinitionError, UnknownNameError
-from ..problem import (
-    Arguments,
-    Problem,
-    TensorSpec,
-    Traits,
-    Value,
-    canonical_json,
-    check_choice,
-    check_choices,
-    check_positive,
-    torch_dtype,
-)
+from ..errors import InvalidArgumentError, InvalidDefinitionError
+from ..problem import Arguments, Problem, TensorSpec, Value, canonical_json
 from .canonical import OtherForms
+from .definition_checks import check_definition, check_name, check_tolerance, definition_fault
 from .fake import RowMajor, Rule
-from .field_checks import check_fields
 from .gradient import Backward
+from .named_problems import named_problem
+from .outputs import Outputs, as_tuple, faked_specs
 from .packed_call import Packed
+from .posing import family_poser, posed, told_traits
 from .tolerance import Comparator, Floor, Tolerance
 from .transfer import Range
 
-Outputs = torch.Tensor | tuple[torch.Tensor, ...] | None
-"""The outputs of a call as it returns them: one tensor, a tuple of several, or None if the schema has none."""
-
-COUNT = "count"
-"""The key in a shapes file, beside dimensions, for the number of a program's calls. No dimension may be named so."""
-
 _MOST_KEPT = 1024
-
-_NAME = re.compile(r"([a-z][a-z0-9_]*::)?[a-z][a-z0-9_]*\Z")
-
-
-def as_tuple(outputs: Outputs) -> tuple[torch.Tensor, ...]:
-    """None, one output or several, as a tuple."""
-    if outputs is None:
-        return ()
-    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,79 +110,17 @@ class Op:
     independent: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if not _NAME.match(self.name):
-            raise InvalidDefinitionError(
-                f"op name {self.name!r}", hint="expected lower_case, or vendor::lower_case for an op of your own"
-            )
-        if self.parsed.name != self.name:
-            raise InvalidDefinitionError(f"op {self.name!r}: its schema is named {self.parsed.name!r}")
+        check_name(self)
         self._freeze_names()
-        if not isinstance(self.tolerance, Tolerance):
-            raise InvalidDefinitionError(f"op {self.name!r}: its tolerance is {self.tolerance!r:.80}")
+        check_tolerance(self)
         object.__setattr__(self, "static", self.static | self.choices.keys() | self.distributions.keys())
-        if both := self.static & self.dynamic:
-            raise InvalidDefinitionError(f"op {self.name!r}: {sorted(both)} both static and dynamic")
-        if COUNT in self.static | self.dynamic:
-            raise InvalidDefinitionError(
-                f"op {self.name!r}: a dimension named {COUNT!r}",
-                hint="a shapes file says by that name how often a problem is called; take another",
-            )
-        if not self.kinds:
-            raise InvalidDefinitionError(f"op {self.name!r}: no input kinds")
-        tensors = [parameter.name for parameter in self.parsed.parameters if parameter.holds_tensors]
-        if not tensors:
-            raise InvalidDefinitionError(
-                f"op {self.name!r}: it takes no tensor", hint="a call runs on the device of its tensors: take one"
-            )
-        for told, names in (("weights", self.weights), ("independent", self.independent)):
-            for name in sorted(names.difference(tensors)):
-                raise InvalidDefinitionError(f"op {self.name!r}: {told}: {UnknownNameError('tensor', name, tensors)}")
-        for name, values in self._named_values.items():
-            check_choices(self.name, name, values)
-        self._check_transfers()
-        self._check_reference()
-        check_fields(self)
-        for name in {**self.tolerances, **self.compare}:
-            if name not in self.parsed.results:
-                raise InvalidDefinitionError(
-                    f"op {self.name!r}: {UnknownNameError('result', name, self.parsed.results)}"
-                )
+        check_definition(self)
 
     def _freeze_names(self) -> None:
         for given in ("static", "dynamic", "weights", "independent"):
             if isinstance(names := getattr(self, given), str):
                 raise InvalidDefinitionError(f"op {self.name!r}: {given} is {names!r}", hint=f"expected {{{names!r}}}")
             object.__setattr__(self, given, frozenset(names))
-
-    def _check_transfers(self) -> None:
-        sizes = self.static - self._named_values.keys() - {"dtype"}
-        for name, declared in self.transfers.items():
-            if name not in sizes:
-                raise InvalidDefinitionError(
-                    f"op {self.name!r}: transfers: {name} is no static size",
-                    hint=f"its static sizes are {', '.join(sorted(sizes)) or 'none'}; dynamic ones transfer anyway",
-                )
-            if not callable(declared):
-                raise InvalidDefinitionError(
-                    f"op {self.name!r}: transfers: the range of {name} is {declared!r:.80}",
-                    hint=f"expected a function of a size, e.g. {{{name!r}: registry.octave}}",
-                )
-
-    def _check_reference(self) -> None:
-        """Raise InvalidDefinitionError unless the reference takes the schema's arguments, as far as Python tells."""
-        names = self.parsed.names
-        hint = f"it takes the schema's arguments in order: ({', '.join(names)})"
-        if not callable(self.reference):
-            raise InvalidDefinitionError(f"op {self.name!r}: its reference is {self.reference!r:.80}", hint=hint)
-        try:
-            signature = inspect.signature(self.reference, follow_wrapped=False)
-        except (TypeError, ValueError):  # of a function in C: its signature is not known
-            return
-        try:
-            signature.bind(*names)
-        except TypeError as fault:
-            told = f"its reference, which takes {signature}, cannot be called with the schema's arguments: {fault}"
-            raise self._fault(self.reference, told, hint) from None
 
     @cached_property
     def near_along(self) -> tuple[str, ...]:
@@ -250,7 +158,7 @@ class Op:
         ):
             told = f"flatten() returned {type(found).__name__} {found!r:.80}"
             hint = "expected two things, the arguments by position as a tuple and those by name as a mapping"
-            raise self._fault(self.flatten, told, hint)
+            raise definition_fault(self, told, hint, self.flatten)
         return found
 
     def results(self, outputs: Outputs, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
@@ -314,35 +222,7 @@ class Op:
 
     def new_output_specs(self, arguments: Arguments, device: torch.device) -> dict[str, TensorSpec]:
         """``output_specs`` without the cache, for arguments that are probably new and do not return."""
-        names = self.parsed.outputs
-        if not names:
-            return {}
-        specs = self.fake.specs(arguments.unrecorded, device) if isinstance(self.fake, RowMajor) else None
-        if specs is not None:
-            return dict(zip(names, specs, strict=True))
-        fake = self.fake or self.reference
-        # torch's compiler, once imported, makes torch's own answers for meta tensors the quicker ones
-        with OnMeta() if "torch._dynamo" not in sys.modules else nullcontext():
-            outputs = self._faked(fake, arguments)
-        if len(outputs) != len(names) or not all(isinstance(tensor, torch.Tensor) for tensor in outputs):
-            told = f"its fake returned {', '.join(type(tensor).__name__ for tensor in outputs) or None}"
-            raise self._fault(fake, told, f"expected a tensor for each of its outputs: {', '.join(names) or 'none'}")
-        return {
-            name: quick_spec(tensor.shape, tensor.dtype, tensor.stride(), device)
-            for name, tensor in zip(names, outputs, strict=True)
-        }
-
-    def _faked(self, fake: Callable[..., Outputs], arguments: Arguments) -> tuple[torch.Tensor, ...]:
-        """Outputs without data. Raises InvalidDefinitionError for a ``fake`` that looks at its arguments' data."""
-        try:
-            return as_tuple(fake(*map(_on_meta, arguments.unrecorded.values())))
-        except (RuntimeError, NotImplementedError) as fault:
-            if "meta tensor" not in str(fault):
-                raise
-            which = "fake" if self.fake is not None else "reference, which stands for a fake that it lacks,"
-            told = f"its {which} looks at the data of tensors: {str(fault).splitlines()[0]}"
-            hint = "give it a fake that returns empty tensors by shapes and attributes alone: x.new_empty(...)"
-            raise self._fault(fake, told, hint) from fault
+        return faked_specs(self, arguments, device)
 
     def result_specs(self, arguments: Arguments, device: torch.device) -> list[TensorSpec]:
         """Specs of ``results``: the outputs' on ``device``, then the mutated arguments', on the device they have."""
@@ -350,7 +230,8 @@ class Op:
         return [*self.output_specs(arguments, device).values(), *(arguments.tensors[name] for name in mutated)]
 
     @property
-    def _named_values(self) -> dict[str, tuple[Value, ...]]:
+    def named_values(self) -> dict[str, tuple[Value, ...]]:
+        """The values that each dimension of ``choices`` and ``distributions`` may have."""
         return {**self.choices, **self.distributions}
 
     def tolerance_of(self, result: str) -> Tolerance:
@@ -362,14 +243,11 @@ class Op:
         return self.parsed.coerced(self.inputs(problem, kind, generator))
 
     def pose(self, arguments: Arguments, like: Problem | None = None) -> Problem:
-        """The problem that a call's arguments pose, with its traits. ``like`` gives the distributions of its data."""
-        given = self._dims_of(arguments)
-        self._check_dims(given)
-        dims = dict(given)
-        for name, texts in self.distributions.items():
-            dims[name] = texts[0] if like is None else like.dims[name]
-        self._check_choices(dims)
-        return Problem(self.name, dims, self._traits(arguments, self.told(arguments)))
+        """The problem that a call's arguments pose, with its traits. ``like`` gives the distributions of its data.
+
+        Raises InvalidDefinitionError unless ``problem`` gives exactly the op's dimensions.
+        """
+        return posed(self, arguments, like)
 
     def posing_in_family(
         self, traits: type[FamilyTraits], told: Mapping[str, Any] | None
@@ -378,73 +256,14 @@ class Op:
 
         ``told`` is the result of ``Op.told`` for any call of the family.
         """
-        op, problem, view, distributions = self.name, self.problem, self.view, self.distributions
-        usual = {name: texts[0] for name, texts in distributions.items()}
-        check_choices = self._check_choices if self.choices else None
-        made = Problem.of_call if "misaligned" not in self.static | self.dynamic else Problem
-
-        def pose(arguments: Arguments) -> Problem:
-            posed = problem(arguments)
-            dims = {**(posed if type(posed) is dict else posed.dims if isinstance(posed, Problem) else posed)}
-            if usual:
-                dims.update(usual)
-            if check_choices is not None:
-                check_choices(dims)
-            if view is None or view(arguments) is arguments:
-                return made(op, dims, traits(arguments, told))
-            return made(op, dims, self._traits(arguments, told))
-
-        return pose
+        return family_poser(self, traits, told)
 
     def told(self, arguments: Arguments) -> Mapping[str, Any] | None:
         """Traits of a call that the op finds: ``mixed`` if tensors of ``alike`` differ in dtype, and its ``added``.
 
         None where there are none of these.
         """
-        mixed = {"mixed": True} if self.alike and self._is_mixed(arguments) else None
-        return {**(mixed or {}), "added": self.added} if self.added else mixed
-
-    def _dims_of(self, arguments: Arguments) -> Any:
-        posed: Any = self.problem(arguments)
-        return posed.dims if isinstance(posed, Problem) else posed
-
-    def _check_choices(self, dims: Mapping[str, Value]) -> None:
-        for name, values in self.choices.items():
-            check_choice(self.name, name, dims.get(name), values)
-
-    def _traits(self, arguments: Arguments, told: Mapping[str, Any] | None) -> Traits:
-        return Traits(arguments if self.view is None else partial(self._viewed, arguments), told)
-
-    def _viewed(self, arguments: Arguments) -> Arguments:
-        assert self.view is not None
-        found: Any = self.view(arguments)
-        if not isinstance(found, Arguments):
-            hint = "expected registry.Arguments: those that it was given, or e.g. arguments.mapped(...)"
-            raise self._fault(self.view, f"view() returned {found!r:.80}", hint)
-        return found
-
-    def _check_dims(self, dims: Any) -> None:
-        """Raise InvalidDefinitionError unless the result of ``problem`` has exactly the op's dimensions."""
-        if not isinstance(dims, Mapping):
-            raise self._fault(self.problem, f"problem() returned {dims!r:.80}", "expected a value for each dimension")
-        if {*self.static, *self.dynamic} != {*dims, *self.distributions}:
-            wanted = ", ".join(sorted((self.static | self.dynamic) - self.distributions.keys()))
-            raise self._fault(self.problem, f"problem() gives {', '.join(dims)}", f"its dimensions are {wanted}")
-        for name, value in dims.items():
-            if not isinstance(value, int | float | str):
-                told = f"problem() gives {name} as {value!r:.80}, a {type(value).__name__}"
-                raise self._fault(self.problem, told, "expected an int, float, str or bool, such as a dtype's name")
-
-    def _fault(self, function: object, told: str, hint: str) -> InvalidDefinitionError:
-        return InvalidDefinitionError(f"op {self.name!r}: {told}{at(function)}", hint=hint)
-
-    def _is_mixed(self, arguments: Arguments) -> bool:
-        pairs = ((arguments[name], arguments[other]) for name, other in self.alike.items())
-        return any(
-            one.dtype != other.dtype
-            for one, other in pairs
-            if isinstance(one, TensorSpec) and isinstance(other, TensorSpec)
-        )
+        return told_traits(self, arguments)
 
     def problem_of(self, dims: Mapping[str, Value]) -> Problem:
         """The problem with these dimensions, e.g. of a shapes file, with the traits of a call with its inputs.
@@ -467,35 +286,10 @@ class Op:
 
     def named(self, dims: Mapping[str, Value]) -> Problem:
         """A problem without arguments, each dimension checked; a missing distribution is the first of its names."""
-        known = self.static | self.dynamic
-        for name in dims:
-            if name not in known:
-                raise UnknownNameError(f"dimension of {self.name}", name, known)
-        given = {**dims, **{name: values[0] for name, values in self.distributions.items() if name not in dims}}
-        if missing := sorted(known - given.keys()):
-            raise InvalidArgumentError(
-                f"{self.name}: dimensions missing: {', '.join(missing)}",
-                hint=f"{self.name} has the dimensions {', '.join(sorted(known))}",
-            )
-        for name in self.dynamic:
-            check_positive(self.name, name, given[name])
-        for name, values in self._named_values.items():
-            check_choice(self.name, name, given[name], values)
-        if "dtype" in known:
-            torch_dtype(str(given["dtype"]))
-        problem = Problem(self.name, given)
-        if self.check is not None:
-            self.check(problem)
-        return problem
+        return named_problem(self, dims)
 
 
 def _spec(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return TensorSpec.of(value)
     return tuple(map(_spec, value)) if isinstance(value, list | tuple) else value
-
-
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, TensorSpec):
-        return torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device=META)
-    return tuple(map(_on_meta, value)) if isinstance(value, tuple) else value

@@ -14,7 +14,7 @@ import torch
 from ..arguments.schema import Parameter, Schema
 from ..contract import Floor, Op, Outputs, Tolerance
 from ..errors import InvalidArgumentError, InvalidDefinitionError, UnknownNameError
-from ..problem import Arguments, Problem, Value, dtype_name
+from ..problem import Arguments, Problem, TensorSpec, Value, dtype_name
 from . import fills
 from .checks import (
     AS_FIRST,
@@ -41,7 +41,7 @@ def elementwise_op(schema: str, reference: Callable[..., Outputs], *, flop: int,
     """
     parsed = Schema.parse(schema)
     made = {
-        "problem": partial(_elementwise_problem, parsed),
+        "problem": partial(_elementwise_problem, _named(parsed, "Tensor")[-1], _named(parsed, "str")),
         "fake": replace(AS_FIRST, otherwise=reference),
         "static": frozenset({"dtype"}),
         "dynamic": frozenset({"n"}),
@@ -117,7 +117,7 @@ def _op(
     given["examples"] = tuple(one for dims in given["examples"] for one in _with_choices(dims, given["choices"]))
     made: dict[str, Any] = {
         "version": 1,
-        "problem": partial(_problem, parsed, shapes),
+        "problem": partial(_problem, {name: shapes[name] for name in _named(parsed, "Tensor")}, tuple(flags)),
         "inputs": partial(_inputs, parsed, shapes),
         "floor": lambda problem: Floor(_bytes(parsed, shapes, problem), flop(problem)),
         "kinds": _KINDS,
@@ -127,7 +127,12 @@ def _op(
 
 
 def _tensors(parsed: Schema) -> list[str]:
-    return [*(one.name for one in parsed.parameters if one.kind == "Tensor"), *parsed.outputs]
+    return [*_named(parsed, "Tensor"), *parsed.outputs]
+
+
+def _named(parsed: Schema, kind: str) -> tuple[str, ...]:
+    """The names of the parameters of a kind."""
+    return tuple(one.name for one in parsed.parameters if one.kind == kind)
 
 
 def _with_choices(dims: Mapping[str, Value], choices: Mapping[str, tuple[Value, ...]]) -> list[Mapping[str, Value]]:
@@ -156,37 +161,46 @@ def after_gradient(
     return checked
 
 
-def _elementwise_problem(parsed: Schema, arguments: Arguments) -> dict[str, Value]:
+def _elementwise_problem(tensor: str, texts: Sequence[str], arguments: Arguments) -> dict[str, Value]:
     """The dimensions n and dtype, of the last tensor; in a backward op it was compared with the gradient before."""
-    name = [one.name for one in parsed.parameters if one.kind == "Tensor"][-1]
-    x = float_tensor(arguments, name)
-    texts = {one.name: arguments.text(one.name) for one in parsed.parameters if one.kind == "str"}
-    return {"n": x.numel, "dtype": dtype_name(x.dtype), **texts}
+    x = float_tensor(arguments, tensor)
+    dims: dict[str, Value] = {"n": x.numel, "dtype": dtype_name(x.dtype)}
+    for name in texts:
+        dims[name] = arguments.text(name)
+    return dims
 
 
-def _problem(parsed: Schema, shapes: Mapping[str, tuple[str, ...]], arguments: Arguments) -> dict[str, Value]:
-    """The dimensions by the tensors' shapes, leading dimensions multiplied to one."""
+def _problem(shapes: Mapping[str, tuple[str, ...]], flags: Sequence[str], arguments: Arguments) -> dict[str, Value]:
+    """The dimensions by the tensors' ``shapes``, leading dimensions multiplied to one, and the boolean ``flags``."""
     dims: dict[str, Value] = {}
-    first = ""
-    for one in parsed.parameters:
-        if one.kind != "Tensor" or arguments[one.name] is None:
+    first: tuple[str, TensorSpec] | None = None
+    for name, along in shapes.items():
+        if arguments.optional_tensor(name) is None:
             continue
-        spec, names = float_tensor(arguments, one.name), shapes[one.name]
-        first = first or one.name
-        same_dtype(arguments.op, (first, arguments.tensor(first)), (one.name, spec))
-        sizes = (
-            (math.prod(spec.shape[: 1 - len(names)]), *spec.shape[1 - len(names) :]) if len(names) > 1 else spec.shape
-        )
-        wanted = [dims.get(name, size) for name, size in zip(names, sizes, strict=False)]
-        if not spec.shape or len(sizes) != len(names) or list(sizes) != wanted:
-            shown = ", ".join(f"{name}={dims[name]}" if name in dims else name for name in names)
-            raise InvalidArgumentError(
-                f"{arguments.op}: {one.name} has shape {shape_text(spec.shape)}", hint=f"expected [{shown}]"
-            )
-        dims |= zip(names, sizes, strict=True)
-    dims["dtype"] = dtype_name(arguments.tensor(first).dtype)
-    given = {one.name: arguments[one.name] for one in parsed.parameters if _is_flag(one)}
-    return dims | {name: value is not None if not isinstance(value, bool) else value for name, value in given.items()}
+        spec = float_tensor(arguments, name)
+        if first is None:
+            first = name, spec
+        elif spec.dtype is not first[1].dtype:
+            same_dtype(arguments.op, first, (name, spec))
+        _add_sizes(dims, along, arguments.op, name, spec.shape)
+    if first is None:
+        raise InvalidArgumentError(f"{arguments.op}: no tensor is given", hint=f"expected {', '.join(shapes)}")
+    dims["dtype"] = dtype_name(first[1].dtype)
+    for name in flags:
+        value = arguments[name]
+        dims[name] = value if isinstance(value, bool) else value is not None
+    return dims
+
+
+def _add_sizes(dims: dict[str, Value], along: tuple[str, ...], op: str, name: str, shape: tuple[int, ...]) -> None:
+    """Add the sizes of a tensor to ``dims``. Raises InvalidArgumentError for a shape that does not fit ``dims``."""
+    count = len(along)
+    sizes = (math.prod(shape[: 1 - count]), *shape[1 - count :]) if count > 1 else shape
+    fits = bool(shape) and len(sizes) == count
+    if not fits or [dims.get(each, size) for each, size in zip(along, sizes, strict=True)] != [*sizes]:
+        shown = ", ".join(f"{each}={dims[each]}" if each in dims else each for each in along)
+        raise InvalidArgumentError(f"{op}: {name} has shape {shape_text(shape)}", hint=f"expected [{shown}]")
+    dims.update(zip(along, sizes, strict=True))
 
 
 def _is_flag(one: Parameter) -> bool:

@@ -129,4 +129,4 @@ def _round_inwards(bound: torch.Tensor, direction: int, into: torch.Tensor) -> N
     rounded = bound.to(into.dtype)
     outside = rounded < bound if direction > 0 else rounded > bound
     inwards = torch.nextafter(rounded, torch.full_like(rounded[:1], direction * math.inf))
-    into.copy_(torch.where(outside, inwards, rounded))
+    torch.where(outside, inwards, rounded, out=into)

@@ -124,7 +124,7 @@ class Surrounded:
         """A boolean tensor on the device: True if nothing but the tensor's own elements was written."""
         if self.inside is not None:
             return (self._bits == self.pristine).logical_or_(_each(self.inside, self.pristine)).all()
-        return torch.stack([(margin == pristine).all() for margin, pristine in self._margins]).all()
+        return (torch.cat([margin for margin, _ in self._margins]) == self.pristine).all()
 
     @cached_property
     def _bits(self) -> torch.Tensor:

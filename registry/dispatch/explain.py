@@ -117,7 +117,7 @@ def _explanation(
     situation: Situation, choice: Choice, misses: tuple[str, ...], aside: Mapping[str, str], held: int
 ) -> Explanation:
     candidate, decision, source = choice.candidate, choice.decision, choice.source
-    evidence, fault = (None, "") if decision is None else situation.winners.evidence(decision)
+    evidence, fault = (None, "") if decision is None else situation.winners.evidence.decision(decision)
     if fault:
         source = f"{source} (its figures cannot be read: {fault})"
     name = "reference" if candidate is None else candidate.implementation.name

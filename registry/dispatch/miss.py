@@ -18,6 +18,7 @@ from .hit.call_parts import without_lists
 from .hit.counter import Counter
 from .hit.entries import EntryMaker
 from .hit.table import Entry, Table
+from .miss_reports import MissReports
 from .mode import Mode
 from .recording import recorder
 from .resize import Families
@@ -33,20 +34,15 @@ from .torch_side.states import (
     gradient_needed,
     in_dual_level,
     keeping_dtype,
-    nothing_to_launch,
     strange_class,
     traced_by_torch,
     unusual,
 )
 from .torch_side.tensor_classes import keeping_class
 from .torch_side.torch_private import function_modes, profiler, unseen_by_modes
-from .warning import tell_caller
 
 _NOT_ENQUEUED = (NotReadyError, NotLaunchedError)
 """Faults raised before a plan has enqueued anything. Other faults may come from its second launch, after the first."""
-
-_CHOSEN = frozenset({"exact", "forced"})
-"""Steps of answers that tuning a problem would not change."""
 
 _MOST_FORCED = 32
 """The most implementations forced by ``using`` (with their configs) whose tables are kept."""
@@ -84,6 +80,7 @@ class Miss:
         self._gradients = gradients
         self._watch = watch
         self._mode = mode
+        self._reports = MissReports(op, plans, watch, mode)
         self._serves = serves
         self._check_data = check_data
         self._missed = Counter()
@@ -119,38 +116,67 @@ class Miss:
         generations = table.generation, self.plans.generation
         asked = Asked(self._op, self._op.parsed.bind(args, attributes))
         strange = unusual(asked.tensors)
-        if strange and traced_by_torch(asked.tensors) and self._serves():
-            return torch_ops.called(torch_ops.define(self._op), self._op, asked.values)
-        if not strange:
-            self._check(asked)
+        if strange:
+            if traced_by_torch(asked.tensors) and self._serves():
+                return torch_ops.called(torch_ops.define(self._op), self._op, asked.values)
+            return self._resolved_anew(asked, forced, generations[1], warming)[0]
+        self._check(asked)
         given = self._given(args, attributes)
         # states in which no call takes the hot path, although its entries hold
         watched = self._forcing.active or self._watch.active or in_dual_level()
-        if watched and not strange and not warming and (entry := self.entries.known(table, given)):
-            try:
-                with self.profiles.around(entry.resolved):
-                    outputs = entry.run(*given)
-            except Exception as fault:
-                if not self.may_retry(fault, entry.resolved, given, forced):
-                    raise
-            else:
-                entry.hit()
-                self._report(asked)
-                return outputs
-        outputs, resolved = self._first_that_runs(asked, forced, generations[1])
+        if watched and not warming and (entry := self.entries.known(table, given)):
+            answered = self._by_entry(entry, given, asked, forced)
+            if answered is not None:
+                return answered[0]
+        outputs, resolved = self._resolved_anew(asked, forced, generations[1], warming)
+        if not warming:
+            self._reports.report(asked, resolved)
+        if not asked.capturing:
+            self._remember(table, generations, given, asked, resolved, forced)
+        return outputs
+
+    def _by_entry(self, entry: Entry, given: tuple[Any, ...], asked: Asked, forced: Forced | None) -> tuple[Any] | None:
+        """A tuple with the outputs of a call by an entry of its table; None if its plan failed and was put aside."""
+        try:
+            with self.profiles.around(entry.resolved):
+                outputs = entry.run(*given)
+        except Exception as fault:
+            if not self.may_retry(fault, entry.resolved, given, forced):
+                raise
+            return None
+        entry.hit()
+        self._reports.report(asked)
+        return (outputs,)
+
+    def _resolved_anew(
+        self, asked: Asked, forced: Forced | None, generation: int, warming: bool
+    ) -> tuple[Any, Resolved]:
+        """The outputs of a call by the first answer that runs, which counts the call unless ``warming``."""
+        outputs, resolved = self._first_that_runs(asked, forced, generation)
         if not warming:
             resolved.calls.hit()
-        if not strange and not warming:
-            self._report(asked, resolved)
-        if not strange and not asked.capturing:
-            self.plans.remember(resolved, forced, generations[1])
-            # makeshift answers for inference tensors (whose changes cannot be followed) are kept: only they match
-            if not resolved.makeshift or any(tensor.is_inference() for tensor in asked.tensors):
-                with unseen_by_modes():
-                    self._keep(table, generations[0], given, asked, resolved)
-                    if forced is None:
-                        self._add_family(asked, resolved)
-        return outputs
+        return outputs, resolved
+
+    def _remember(
+        self,
+        table: Table,
+        generations: tuple[int, int],
+        given: tuple[Any, ...],
+        asked: Asked,
+        resolved: Resolved,
+        forced: Forced | None,
+    ) -> None:
+        """Keep an answer for further calls like this one, and for other sizes of it unless it was forced.
+
+        ``generations``: those of the table and of the plans when the call was made.
+        """
+        self.plans.remember(resolved, forced, generations[1])
+        # makeshift answers for inference tensors (whose changes cannot be followed) are kept: only they match
+        if not resolved.makeshift or any(tensor.is_inference() for tensor in asked.tensors):
+            with unseen_by_modes():
+                self._keep(table, generations[0], given, asked, resolved)
+                if forced is None:
+                    self._add_family(asked, resolved)
 
     def _check(self, asked: Asked) -> None:
         """Raise InvalidArgumentError if tensors share memory that is written to, or hold what the op refuses."""
@@ -188,7 +214,7 @@ class Miss:
         hit = resolved.calls.hit
         hit()
         if self._watch.misses.active:
-            self._note(resolved)
+            self._reports.note(resolved)
         answer = family.grad, run, hit, resolved
         self.entries.add_like(table, generations[0], shape, values, free, answer, make_check)
         return (outputs,)
@@ -253,49 +279,14 @@ class Miss:
                 makeshift = makeshift or passes(fault)
             else:
                 if resolved.choice.step == "reference":
-                    self._tell(resolved, asked)
+                    self._reports.warn(resolved, asked)
                 return outputs, replace(resolved, makeshift=True) if makeshift else resolved
         raise AssertionError("resolution ends with the reference, or with what was forced")
-
-    def _tell(self, resolved: Resolved, asked: Asked) -> None:
-        """Warn that the reference runs, if the user can change that."""
-        if not self.plans.implementations:
-            if resolved.place is not None:
-                tell_caller(self.plans, "no implementation", f"torch's reference runs: {resolved.choice.reason}")
-        elif self._mode() != "reference" and (name := strange_class(asked.tensors)):
-            remedy = "its to_local() is a plain one" if name == "DTensor" else "pass the plain tensor that it holds"
-            tell_caller(
-                self.plans,
-                f"class {name}",
-                f"{self._op.name}: torch's reference runs, not a kernel, since {name} is a tensor subclass with a"
-                f" behaviour of its own; {remedy}",
-            )
 
     def _given(self, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
         """The values of a valid call in the schema's order as given: not coerced, except for lists as tuples."""
         named = {**dict(zip(self._names, args, strict=False)), **attributes}
         return without_lists([named.get(one.name, one.default) for one in self._op.parsed.parameters])
-
-    def _report(self, asked: Asked, missed: Resolved | None = None) -> None:
-        """Record the call's problem, if recording is on and there was anything to launch; note an answer to a miss."""
-        watch = self._watch
-        if not (watch.active or watch.misses.active) or nothing_to_launch(asked.tensors):
-            return
-        if watch.active:
-            watch.seen(asked.problem)
-        if missed is not None:
-            self._note(missed)
-
-    def _note(self, resolved: Resolved) -> None:
-        """Count the calls that ``resolved`` answers as missed, unless a winner of their problem or a user chose it."""
-        misses, problem = self._watch.misses, resolved.problem
-        if (
-            misses.active
-            and problem is not None
-            and resolved.choice.step not in _CHOSEN
-            and self._mode() != "reference"
-        ):
-            misses.note(problem, resolved.calls)
 
     def _put_aside(self, resolved: Resolved, fault: Exception, forced: Forced | None, generation: int) -> bool:
         """Put the failed candidate aside. Returns True if another candidate may answer the call.

@@ -70,7 +70,7 @@ def calls_of(counts: Mapping[Problem, int], winners: Winners, catalog: Catalog, 
     calls: Counter[str] = Counter()
     for problem, count in counts.items():
         op = catalog.op(problem.op)
-        near = next(iter(winners.of(op, device).nearest(op, problem, own=True)), None)
+        near = next(iter(winners.of(op, device).index.nearest(op, problem, own=True)), None)
         if near is not None:
             calls[near.decision.uid] += count
     return calls

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,12 @@ import torch
 from ..contract import Floor, Op, Tolerance
 from ..errors import InvalidArgumentError, InvalidDefinitionError
 from ..problem import Arguments, Problem, Value, dtype_name
-from .drawing import outputs_of, same_outputs
+from .drawing import outputs_of
 from .foreign_file import ForeignFile
+from .kinds_of_inputs import TriedKinds, of_kind
 
 RTOL = {"float64": 1e-9, "float32": 5e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 ATOL = {"float64": 1e-12, "float32": 1e-7, "float16": 1e-6, "bfloat16": 1e-6}
-_PROBED_BYTES = 4 << 20
-"""The largest inputs on which further kinds are tried when a problem is imported: that takes a second on a CPU."""
-_FEW = 2
-"""The size of a batch that larger inputs are cut to."""
-_TRIED_SEED, _OTHER_SEED = 7, 8
-KINDS = ("normal", "signed", "spike_last")
-"""Kinds of inputs: as the file draws them; of both signs; with a large last element. The file's own come first."""
-
 TensorShapes = tuple[tuple[int, ...], ...]
 
 
@@ -41,14 +34,18 @@ class ProblemCase:
     template: Any = None
     """The data that the file's functions take, with slots for tensors."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(self.shapes, self.dtypes, strict=True))
+
 
 class ProblemFile(ABC):
     """What an importer knows about a problem file; ``op`` makes the contract of it."""
 
     def __init__(self, file: ForeignFile) -> None:
         self.file = file
-        self._seen: list[tuple[torch.Tensor, ...]] = []
-        """The outputs of the kinds of inputs that were tried."""
+        self._tried = TriedKinds(self)
         self._outputs: dict[
             tuple[TensorShapes, tuple[torch.dtype, ...]], list[tuple[tuple[int, ...], torch.dtype]]
         ] = {}
@@ -72,6 +69,11 @@ class ProblemFile(ABC):
     def weights(self) -> Sequence[str]:
         """Names of the tensors that stay from call to call."""
         return ()
+
+    @property
+    def inputs(self) -> int:
+        """The number of tensors that are no weights; these come first."""
+        return len(self.names) - len(self.weights)
 
     @property
     def distributions(self) -> Mapping[str, tuple[str, ...]]:
@@ -159,97 +161,24 @@ class ProblemFile(ABC):
     def drawn(self, problem: Problem, kind: str, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
         """Inputs of one kind."""
         tensors = self.draw(self.case_of(problem.dims), generator)
-        return tuple(self._of_kind(kind, tensors, generator))
-
-    def _of_kind(self, kind: str, tensors: Sequence[torch.Tensor], generator: torch.Generator) -> list[torch.Tensor]:
-        count = len(self.names) - len(self.weights)
-        changed = list(tensors)
-        for place in range(count):
-            one = changed[place]
-            if kind == "normal" or not one.is_floating_point():
-                continue
-            if kind == "signed":
-                drawn = torch.randn(one.shape, generator=generator, device=one.device)
-                changed[place] = (2 * drawn).to(one.dtype)
-            elif one.numel():
-                changed[place] = one.clone()
-                changed[place].view(-1)[-1] = 8.0
-        return changed
-
-    @cached_property
-    def kinds(self) -> tuple[str, ...]:
-        """The file's own kind of inputs, and those of ``KINDS`` for which the reference is finite."""
-        if not self.changes_inputs:
-            return KINDS[:1]
-        for tensors in self._tried():
-            seen = {kind: self._finite_outputs(tensors, kind) for kind in KINDS}
-            found = {kind: outputs for kind, outputs in seen.items() if outputs is not None}
-            if KINDS[0] in found:
-                self._seen = [*found.values()]
-                return tuple(found)
-        return KINDS[:1]
-
-    def _is_constant(self) -> bool:
-        """Whether the reference has returned the same for other inputs; large ones are not drawn anew for it."""
-        seen, self._seen = self._seen, []
-        if len(seen) < 2 and _nbytes(self.cases[0]) <= _PROBED_BYTES:
-            seen = [
-                outputs for one in self._two_draws() if (outputs := self._finite_outputs(one, KINDS[0])) is not None
-            ]
-        return len(seen) > 1 and all(same_outputs(seen[0], other) for other in seen[1:])
-
-    def _tried(self) -> Iterator[list[torch.Tensor]]:
-        """Tensors on the CPU to try kinds on: a case's own if they are small, else with cut batches."""
-        case, generator = self.cases[0], torch.Generator("cpu").manual_seed(_TRIED_SEED)
-        count = len(self.names) - len(self.weights)
-        if _nbytes(case) <= _PROBED_BYTES:
-            yield self.draw(case, generator)
-            return
-        if not all(one.is_floating_point for one in case.dtypes[:count]):
-            return
-        batch = case.shapes[0][:1]
-        every = [(_FEW, *shape[1:]) if batch and shape[:1] == batch else shape for shape in case.shapes[:count]]
-        for shapes in (every, [every[0], *case.shapes[1:count]]):
-            if 4 * sum(map(math.prod, shapes)) <= _PROBED_BYTES:
-                drawn = [torch.rand(shape, generator=generator) for shape in shapes]
-                yield [*(one.to(dtype) for one, dtype in zip(drawn, case.dtypes, strict=False)), *self.drawn_weights()]
+        return tuple(of_kind(kind, tensors, self.inputs, generator))
 
     def drawn_weights(self) -> list[torch.Tensor]:
         """The weights of a case on the CPU."""
         return []
 
-    def _two_draws(self) -> list[list[torch.Tensor]]:
-        """Inputs of the first case from two seeds, on the CPU; none if they are equal, or drawn on a GPU only."""
-        seeds = (_TRIED_SEED, _OTHER_SEED)
-        try:
-            draws = [self.draw(self.cases[0], torch.Generator("cpu").manual_seed(seed)) for seed in seeds]
-        except Exception:  # a file may draw by a kernel of its own
-            return []
-        return [] if all(torch.equal(one, other) for one, other in zip(*draws, strict=True)) else draws
-
-    def _finite_outputs(self, tensors: Sequence[torch.Tensor], kind: str) -> tuple[torch.Tensor, ...] | None:
-        """The reference's outputs for inputs of a kind, None if it refuses them, or is not finite."""
-        generator = torch.Generator("cpu").manual_seed(_TRIED_SEED)
-        try:
-            found = outputs_of(self.run(self.cases[0], self._of_kind(kind, tensors, generator)), self.file.path.name)
-        except Exception:  # a reference may refuse inputs outside of its domain
-            return None
-        is_finite = all(bool(one.isfinite().all()) for one in found if one.is_floating_point())
-        # a reference may write into a buffer of its own
-        return tuple(one.clone() for one in found) if is_finite else None
-
     def floor(self, problem: Problem) -> Floor:
         """Bytes of the tensors and outputs. A reference does not tell its FLOP."""
         case = self.case_of(problem.dims)
         out = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.output_specs(case, case.dtypes))
-        return Floor(_nbytes(case) + out, 0)
+        return Floor(case.nbytes + out, 0)
 
     def op(self, name: str) -> Op:
         """The contract. Raises InvalidDefinitionError for a file that has none."""
         if not self.names:
             raise InvalidDefinitionError(f"{self.file.path}: its inputs hold no tensor")
-        first, kinds = self.cases[0], self.kinds
-        if self._is_constant():
+        first, kinds = self.cases[0], self._tried.kinds
+        if self._tried.is_constant():
             raise InvalidDefinitionError(
                 f"{self.file.path}: the right result is the same whatever the inputs are",
                 hint="whoever returned it without computing anything would be right, and win",
@@ -299,10 +228,6 @@ def magnitude_of_rows(_problem: Problem, reference: torch.Tensor) -> torch.Tenso
     """Magnitude of an element, and of its row: errors of a sum are relative to what was added."""
     size = reference.abs()
     return size + (size.mean(dim=-1, keepdim=True) if size.dim() else 0)
-
-
-def _nbytes(case: ProblemCase) -> int:
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(case.shapes, case.dtypes, strict=True))
 
 
 def _shown(dims: Mapping[str, Value]) -> str:

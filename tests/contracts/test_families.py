@@ -69,3 +69,10 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         LAYER_NORM.pose(LAYER_NORM.arguments(LAYER_NORM.bind((torch.ones(2, 8), torch.ones(7)), {})))
     with pytest.raises(registry.RegistryError, match=r"weight has shape 3x5\n  expected \[n, k=4\]"):
         LINEAR.pose(LINEAR.arguments((torch.ones(2, 4), torch.ones(3, 5), None)))
+
+
+def test_arguments_without_any_tensor_are_refused() -> None:
+    op = rows_op("acme::maybe(Tensor? x=None) -> Tensor y", torch.clone)
+    arguments = registry.Arguments("acme::maybe", {"x": None})
+    with pytest.raises(registry.InvalidArgumentError, match=r"(?s)no tensor is given.*expected x"):
+        op.pose(arguments)

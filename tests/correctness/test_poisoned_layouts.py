@@ -24,6 +24,7 @@ from registry.correctness.poisoned_layouts import (
 from registry.problem import TensorSpec
 
 from ..tiers import one_of_each
+from .operations import Operations
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -243,3 +244,11 @@ def test_rows_of_unlike_tensors_are_dense_and_lie_by_strides_of_their_own() -> N
     assert orders == [(0, 1, 2), (1, 2, 0), (2, 0, 1)] * 2
     assert not adds_nothing("unlike", [TensorSpec.of(one) for one in found])
     assert adds_nothing("unlike", [TensorSpec.of(torch.ones(3, 4)), TensorSpec.of(torch.ones(4))])
+
+
+def test_a_look_beside_a_large_tensor_takes_three_operations() -> None:
+    found = surrounded(TensorSpec.contiguous((40_000,), torch.float32))
+    with Operations() as counted:
+        is_untouched = found.untouched()
+    assert counted.count == 3
+    assert bool(is_untouched)

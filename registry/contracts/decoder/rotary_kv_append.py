@@ -81,20 +81,7 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
     if given:
         _check_shape(op, "positions", index_tensor(arguments, "positions"), (batch, q_len), "[batch, q_len]")
     _check_shape(op, "cache_seqlens", index_tensor(arguments, "cache_seqlens"), (batch,), "[batch]")
-    key, cache = float_tensor(arguments, "key"), float_tensor(arguments, "k_cache")
-    kv_heads = key.shape[-2] if len(key.shape) == 4 else 0
-    kv_len = cache.shape[1] if len(cache.shape) == 4 else 0
-    for name, shape, told in (
-        ("key", (batch, q_len, kv_heads, head_dim), "[batch, q_len, kv_heads, head_dim]"),
-        ("value", (batch, q_len, kv_heads, head_dim), "key's"),
-        ("k_cache", (batch, kv_len, kv_heads, head_dim), "[batch, kv_len, kv_heads, head_dim]"),
-        ("v_cache", (batch, kv_len, kv_heads, head_dim), "k_cache's"),
-    ):
-        spec = float_tensor(arguments, name)
-        same_dtype(op, ("query", query), (name, spec))
-        _check_shape(op, name, spec, shape, told)
-        if name.endswith("cache"):
-            check_writable(op, name, spec)
+    kv_heads, kv_len = _check_keys_and_caches(arguments, query)
     if kv_len < q_len:
         raise InvalidArgumentError(
             f"{op}: k_cache has room for {kv_len} tokens of a sequence, {q_len} are new", hint="make a longer cache"
@@ -111,6 +98,27 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
         "style": "neox" if arguments.flag("is_neox") else "gptj",
         "dtype": dtype_name(query.dtype),
     }
+
+
+def _check_keys_and_caches(arguments: Arguments, query: TensorSpec) -> tuple[int, int]:
+    """Heads of the keys, and the length of the caches. Raises InvalidArgumentError for tensors that do not fit."""
+    op = arguments.op
+    batch, q_len, _, head_dim = query.shape
+    key, cache = float_tensor(arguments, "key"), float_tensor(arguments, "k_cache")
+    kv_heads = key.shape[-2] if len(key.shape) == 4 else 0
+    kv_len = cache.shape[1] if len(cache.shape) == 4 else 0
+    for name, shape, told in (
+        ("key", (batch, q_len, kv_heads, head_dim), "[batch, q_len, kv_heads, head_dim]"),
+        ("value", (batch, q_len, kv_heads, head_dim), "key's"),
+        ("k_cache", (batch, kv_len, kv_heads, head_dim), "[batch, kv_len, kv_heads, head_dim]"),
+        ("v_cache", (batch, kv_len, kv_heads, head_dim), "k_cache's"),
+    ):
+        spec = float_tensor(arguments, name)
+        same_dtype(op, ("query", query), (name, spec))
+        _check_shape(op, name, spec, shape, told)
+        if name.endswith("cache"):
+            check_writable(op, name, spec)
+    return kv_heads, kv_len
 
 
 def _check_shape(op: str, name: str, spec: TensorSpec, shape: tuple[int, ...], told: str) -> None:

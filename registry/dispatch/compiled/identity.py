@@ -15,7 +15,8 @@ from ...device import Device
 from ...errors import UnknownNameError
 from ...problem import canonical_json
 from ..resolve.answers_or_faults import asked
-from ..resolve.op_winners import OpWinners
+from ..resolve.winners import OpWinners
+from ..resolve.winners.rankings import ranked_evidence
 from .call_site import Callee
 
 
@@ -57,7 +58,7 @@ def _resolved_by(callee: Callee) -> Mapping[str, Any]:
 
 
 def _winners(op: Op, found: OpWinners) -> str:
-    return hashlib.sha256(_text(frozenset(found.ranked_evidence(op).items())).encode()).hexdigest()
+    return hashlib.sha256(_text(frozenset(ranked_evidence(found.placed, op).items())).encode()).hexdigest()
 
 
 def _text(value: Hashable) -> str:

@@ -107,68 +107,82 @@ def _kind(parameter: Parameter, value: Any) -> _Kind:
     return "same" if free_integer(value) is None else "free"
 
 
+class _FamilyText:
+    """The text of a family's ``specs``: what its parameters are, which calls it refuses, and what it makes of others.
+
+    known    names of the values that the text is made for, parameters of its maker
+    tensors  the expressions of the call's tensors, in the schema's order
+    unpacks  lines that check lists and name their items
+    refused  conditions under which a call is in no family like this one
+    items    the items of the dict of arguments
+    """
+
+    def __init__(self, names: tuple[str, ...], kinds: tuple[_Kind, ...]) -> None:
+        self.known = ["check", "device"]
+        self.tensors: list[str] = []
+        self.unpacks: list[str] = []
+        self.refused: list[str] = []
+        self.items: list[str] = []
+        for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+            given = f"a{place}"
+            item = self._of_list(given, kind) if isinstance(kind, int) else self._of_one(given, f"e{place}", kind)
+            self.items.append(f"{name!r}: {item}")
+
+    def _of_list(self, given: str, count: int) -> str:
+        parts = [f"{given}_{number}" for number in range(count)]
+        self.unpacks.append(f"if type({given}) is not tuple or len({given}) != {count}: return None")
+        self.unpacks += [f"{''.join(f'{part}, ' for part in parts)} = {given}"] if parts else []
+        return f"({''.join(f'{self._of_tensor(part)}, ' for part in parts)})"
+
+    def _of_one(self, given: str, expected: str, kind: str) -> str:
+        if kind == "tensor":
+            return self._of_tensor(given)
+        if kind == "int32":
+            self.refused.append(f"type({given}) is not int or not {-(2**31)} <= {given} < {2**31}")
+        else:
+            self.known.append(expected)
+            other = f"not same({given}, {expected})" if kind == "same" else f"{given} != {expected}"
+            self.refused.append(f"{given} is not {expected} and {other}")
+        return given
+
+    def _of_tensor(self, tensor: str) -> str:
+        number = len(self.tensors)
+        self.tensors.append(tensor)
+        self.known.extend(f"{name}{number}" for name in ("dtype", "known", "shape", "strides"))
+        return f"s{number}"
+
+
 @lru_cache(maxsize=1024)
 def _maker(
     op: str, names: tuple[str, ...], kinds: tuple[_Kind, ...], forms: tuple[TensorForm, ...], gradient: bool
 ) -> Callable[..., Specs]:
     """``make(check=..., device=..., dtype0=..., e1=...)``, which returns ``specs``, 3 times as fast as a loop."""
-    lines, items, known, tensors = [], [], ["check", "device"], list[str]()
-    strange = []
-    if any(form.requires_grad for form in forms):
-        strange.append("not grad_enabled()" if gradient else "grad_enabled()")
-
-    def spec(tensor: str) -> str:
-        number = len(tensors)
-        tensors.append(tensor)
-        known.extend(f"{name}{number}" for name in ("dtype", "known", "shape", "strides"))
-        return f"s{number}"
-
-    for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
-        given = item = f"a{place}"
-        if isinstance(kind, int):
-            parts = [f"{given}_{number}" for number in range(kind)]
-            lines.append(f"if type({given}) is not tuple or len({given}) != {kind}: return None")
-            lines += [f"{''.join(f'{part}, ' for part in parts)} = {given}"] if parts else []
-            item = f"({''.join(f'{spec(part)}, ' for part in parts)})"
-        elif kind == "tensor":
-            item = spec(given)
-        elif kind == "int32":
-            strange.append(f"type({given}) is not int or not {-(2**31)} <= {given} < {2**31}")
-        else:
-            known.append(f"e{place}")
-            other = f"not same({given}, e{place})" if kind == "same" else f"{given} != e{place}"
-            strange.append(f"{given} is not e{place} and {other}")
-        items.append(f"{name!r}: {item}")
-    # torch's guard ends the process when it is given a nested tensor
-    strange += [f"kinds[type({one})] != 'memory' or {one}.is_nested" for one in tensors]
-    strange.append(f"not check({', '.join(tensors)})")
-    strange += [_other_form(one, number, form) for number, (one, form) in enumerate(zip(tensors, forms, strict=True))]
-    lines += [f"if {demand}: return None" for demand in strange]
-    for number, (one, form) in enumerate(zip(tensors, forms, strict=True)):
-        lines += _spec_lines(one, number, form)
+    text = _FamilyText(names, kinds)
+    lines = [*text.unpacks, *(f"if {refused}: return None" for refused in _refused(text, forms, gradient))]
+    for number, (tensor, form) in enumerate(zip(text.tensors, forms, strict=True)):
+        lines += _spec_lines(tensor, number, form)
     lines += [
         "made = new(Arguments)",
         *_fields("made", {"op": repr(op), "gradient": gradient}),
-        f"hold(made, 'unrecorded', {{{', '.join(items)}}})",
+        f"hold(made, 'unrecorded', {{{', '.join(text.items)}}})",
         "hold(made, 'seen', set())",
         "return made",
     ]
-    lines = [f"def specs({', '.join(f'a{place}' for place in range(len(names)))}):", *(f"    {line}" for line in lines)]
-    return function(
-        "make",
-        ", ".join(known),
-        [*lines, "return specs"],
-        {
-            "kinds": KINDS,
-            "new": object.__new__,
-            "hold": object.__setattr__,
-            "TensorSpec": TensorSpec,
-            "Arguments": Arguments,
-            "same": same,
-            "grad_enabled": torch.is_grad_enabled,
-            **_BUILT_IN,
-        },
-    )
+    head = f"def specs({', '.join(f'a{place}' for place in range(len(names)))}):"
+    return function("make", ", ".join(text.known), [head, *(f"    {line}" for line in lines), "return specs"], _CALLED)
+
+
+def _refused(text: _FamilyText, forms: tuple[TensorForm, ...], gradient: bool) -> list[str]:
+    """All conditions under which a call is outside of the family, the cheapest first."""
+    refused = []
+    if any(form.requires_grad for form in forms):
+        refused.append("not grad_enabled()" if gradient else "grad_enabled()")
+    refused += text.refused
+    # torch's guard ends the process when it is given a nested tensor
+    refused += [f"kinds[type({one})] != 'memory' or {one}.is_nested" for one in text.tensors]
+    refused.append(f"not check({', '.join(text.tensors)})")
+    numbered = enumerate(zip(text.tensors, forms, strict=True))
+    return [*refused, *(_other_form(one, number, form) for number, (one, form) in numbered)]
 
 
 def _spec_lines(tensor: str, number: int, form: TensorForm) -> list[str]:
@@ -216,4 +230,18 @@ def _transposed_strides(dimensions: int) -> str:
     return f"({', '.join([*leading, '1', sizes[-2]])})"
 
 
-_BUILT_IN = {"type": type, "len": len, "tuple": tuple, "int": int, "set": set}
+_CALLED = {
+    "type": type,
+    "len": len,
+    "tuple": tuple,
+    "int": int,
+    "set": set,
+    "kinds": KINDS,
+    "new": object.__new__,
+    "hold": object.__setattr__,
+    "TensorSpec": TensorSpec,
+    "Arguments": Arguments,
+    "same": same,
+    "grad_enabled": torch.is_grad_enabled,
+}
+"""What the generated text calls by name."""

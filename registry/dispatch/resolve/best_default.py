@@ -16,11 +16,11 @@ from ...space import Config, Space
 from ..plans.plan import Candidate
 from .answers_or_faults import refusals
 from .learnt import Leaf, WinningConfig, nearest_config
-from .op_winners import Winner
 from .remembered_answers import Remembered
 from .resolution import Choice, default_choice
 from .situation import Situation
 from .spans import Spans
+from .winners import Winner
 
 _MOST = 1024
 """The most remembered answers of one family."""
@@ -141,6 +141,7 @@ class _Equals:
 
     def __init__(self, defaults: Sequence[_Default], dynamic: frozenset[str]) -> None:
         self._defaults = defaults
+        self._only = defaults[0] if len(defaults) == 1 else None
         self._order = Remembered(self._ordered, dynamic)
         self._latest: tuple[list[float], Sequence[tuple[_Default, float | Exception]]] = ([], ())
         """The latest preferences, in the order of the implementations, and the order that they make."""
@@ -150,9 +151,16 @@ class _Equals:
 
         A fault matters only if the implementation can run the problem.
         """
-        if len(self._defaults) == 1:
-            return self._ordered(problem)
+        if self._only is not None:
+            return self._alone(self._only, problem)
         return self._order.of(problem) if self._order.is_kept else self._reordered(problem)
+
+    def _alone(self, default: _Default, problem: Problem) -> Sequence[tuple[_Default, float | Exception]]:
+        """``_ordered`` of one implementation, without sorting: those that a learnt rule ranks are mostly alone."""
+        try:
+            return ((default, default.preference.of(problem)),)
+        except Exception as fault:
+            return ((default, fault.with_traceback(None)),)
 
     def _reordered(self, problem: Problem) -> Sequence[tuple[_Default, float | Exception]]:
         """``_ordered``, without sorting again while no preference changes."""

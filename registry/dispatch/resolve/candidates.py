@@ -34,12 +34,11 @@ from ..plans.any_size_runs import AnySizeRuns
 from ..plans.plan import Candidate, Draft, Plan
 from .answers_or_faults import refusals
 from .failures import Failures, tell_broken
-from .op_winners import OpWinners
 from .resolution import Choice, Step, choices
 from .resolved import Resolved
 from .situation import Situation, runs_verified_code, shown_near
 from .tuning_command import tune_command
-from .winners import Winners
+from .winners import OpWinners, Winners
 
 MOST_PLANS = 8192
 """The most plans per op. A plan is shared by all forms of a call, and by grad and inference mode."""

@@ -19,9 +19,9 @@ from ...implementation import Implementation
 from ...problem import Problem, Value
 from ..plans.plan import Candidate
 from .answers_or_faults import asked, default_of
-from .op_winners import Near, Winner, WinnerSource, source_of
 from .situation import Situation, Standing, moved_along, shown_near
 from .standings import standing_of
+from .winners import Near, Winner, WinnerSource, source_of
 
 _MOST_ELSEWHERE = 8
 """The most expectations taken from the winners of one group of static dimensions."""
@@ -54,15 +54,15 @@ def expected(
     apply, and to ``spent`` the sources that hold for no size; the caller may add those that cannot run the problem.
     ``own``: winners of exactly the problem count, too.
     """
-    op, problem, winners = situation.op, situation.problem, situation.winners
+    op, problem, index = situation.op, situation.problem, situation.winners.index
     sides: list[Near] = []
-    for near in winners.nearest(op, problem, spent, own=own):
+    for near in index.nearest(op, problem, spent, own=own):
         standing = standing_of(near.decision, situation)
         if isinstance(standing, str):
             spent.add(source_of(near.decision))
             misses.append(f"{shown_near(situation, near.decision)}: {standing}")
         elif not sides:
-            across = winners.across(op, problem, near.decision, lambda one: _stands(one, situation) is not None)
+            across = index.across(op, problem, near.decision, lambda one: _stands(one, situation) is not None)
             sides = [near] if across is None else [near, across]
             yield from _of_sides(situation, sides, misses)
         elif standing.implementation.transfers:
@@ -81,7 +81,7 @@ def expected_elsewhere(
     op, problem = situation.op, situation.problem
     waiting: list[tuple[float, int, Expectation, Mapping[str, Value]]] = []
     count, spent = itertools.count(), set[WinnerSource]()
-    for similar in () if situation.verified else situation.winners.similar(op, problem):
+    for similar in () if situation.verified else situation.winners.index.similar(op, problem):
         # winners of these and of later dimensions are at least as far away as the dimensions
         while waiting and waiting[0][0] < similar.octaves:
             yield heapq.heappop(waiting)[2:]
@@ -189,7 +189,7 @@ def _candidates(situation: Situation, implementation: Implementation, sides: lis
         elif over is None or standing.implementation.transfers:
             continue
         else:
-            runner = situation.winners.runners(decision, read=situation.reads).get(name)
+            runner = situation.winners.evidence.runners(decision, read=situation.reads).get(name)
             own = asked(implementation, "fingerprint", implementation.fingerprint)
             if runner is None or runner.fingerprint != own:
                 continue
@@ -208,7 +208,7 @@ def _candidates(situation: Situation, implementation: Implementation, sides: lis
 
 def _won(situation: Situation, implementation: Implementation) -> dict[str, object] | None:
     """The configuration with which the implementation won nearest to the problem, if it won."""
-    for near in situation.winners.nearest(situation.op, situation.problem):
+    for near in situation.winners.index.nearest(situation.op, situation.problem):
         standing = _stands(near.decision, situation)
         if standing is not None and standing.implementation is implementation:
             return dict(standing.config)

@@ -18,13 +18,13 @@ from ...space import Space
 from ..plans.plan import Candidate
 from .best_default import BestDefault, Found, demand
 from .expectations import Expectation, expected, expected_elsewhere
-from .neighbours import octaves_between, sizes_of
-from .op_winners import Winner, WinnerSource
 from .remembered_answers import Remembered
 from .resolution import Choice, exact_choice, nearest_choice, similar_choice
 from .situation import Situation, Standing, moved_along, shown_exact
 from .spans import FoundSpan, Spans
 from .standings import standing_of
+from .winners import Winner, WinnerSource
+from .winners.neighbours import octaves_between, sizes_of
 
 
 class FirstChoice:
@@ -40,7 +40,7 @@ class FirstChoice:
         self._default = BestDefault(situation)
         self._usable: dict[int, _Usable] = {}
         self._nearest: dict[Hashable, _Usable] = {}
-        self._spans: Spans[_Usable] = Spans(op, partial(situation.winners.stretch, op))
+        self._spans: Spans[_Usable] = Spans(op, partial(situation.winners.index.stretch, op))
         self._fixed = getter(sorted(op.static))
         self._unanswered: dict[Hashable, tuple[str, ...]] = {}
         self._similar_spans: Spans[_Usable] = Spans(op)
@@ -90,13 +90,13 @@ class FirstChoice:
         Then the next best may answer, which differs from winner to winner.
         """
         situation = self._situation.of(problem)
-        winners = situation.winners.one_of_each_source(situation.op, dims)
+        winners = situation.winners.index.one_of_each_source(situation.op, dims)
         standings = [standing_of(winner, situation) for winner in winners]
         return any(isinstance(one, Standing) and not one.implementation.transfers for one in standings)
 
     def _has_own(self, problem: Problem) -> bool:
         """True if a winner of exactly this problem is known, whether or not it holds."""
-        return bool(self._situation.winners.exact(self._situation.op, problem))
+        return bool(self._situation.winners.index.exact(self._situation.op, problem))
 
     def _similar(self, problem: Problem, key: Hashable) -> Found | None:
         """The default by winners of other static dimensions, else the best default; None if it cannot run."""
@@ -107,7 +107,7 @@ class FirstChoice:
             refused: list[Winner] = []
             usable = self._expected_elsewhere(problem.dims, problem, refused)
             if usable is None:
-                similar = self._situation.winners.similar(self._situation.op, problem)
+                similar = self._situation.winners.index.similar(self._situation.op, problem)
                 if not refused and not any(
                     self._any_depends_on_size(problem, {**problem.dims, **one.static}) for one in similar
                 ):
@@ -148,7 +148,7 @@ class FirstChoice:
         Appends to ``misses`` why winners do not hold.
         """
         situation = self._situation.of(problem)
-        for decision in situation.winners.exact(situation.op, problem):
+        for decision in situation.winners.index.exact(situation.op, problem):
             standing = standing_of(decision, situation)
             why = standing if isinstance(standing, str) else standing.instead_of
             if why:
@@ -199,7 +199,7 @@ class FirstChoice:
     def _further(self, dims: Mapping[str, Value], like: Problem) -> _Usable | None:
         """The candidate that is expected to be the fastest at ``dims``; None if these have a winner of their own."""
         further = Problem(like.op, dims, like.traits)
-        if self._situation.winners.exact(self._situation.op, further):
+        if self._situation.winners.index.exact(self._situation.op, further):
             return None
         return self._expected(self._situation.of(further), [])
 

@@ -18,9 +18,9 @@ from ..plans.plan import Candidate
 from .answers_or_faults import asked, default_of, preference_of, refusals
 from .expectations import Expectation, expected, expected_elsewhere
 from .learnt import LearntDefault
-from .op_winners import Winner, WinnerSource, source_of
 from .situation import Situation, Standing, shown_exact, shown_near
 from .standings import standing_of, usable, violations
+from .winners import Winner, WinnerSource, source_of
 
 Step = Literal["forced", "exact", "nearest", "default", "reference"]
 
@@ -97,7 +97,7 @@ def forced_choice(situation: Situation, forced: Forced, misses: list[str]) -> Ch
 
 def exact_choices(situation: Situation, misses: list[str]) -> Iterator[Choice]:
     """The winner of exactly this problem, if it still holds."""
-    for decision in situation.winners.exact(situation.op, situation.problem):
+    for decision in situation.winners.index.exact(situation.op, situation.problem):
         candidate, standing = usable(decision, situation), standing_of(decision, situation)
         if isinstance(standing, Standing) and isinstance(candidate, Candidate):
             if standing.instead_of:
@@ -158,7 +158,7 @@ def exact_choice(situation: Situation, candidate: Candidate, decision: Winner, o
     """The choice of a decision about exactly this problem; ``over``: the candidate's time over the winner's."""
     second = candidate.implementation.name != decision.candidate.implementation
     reason = f"the {'next best after the ' if second else ''}{shown_exact(situation, decision)}"
-    return Choice("exact", candidate, reason, decision, source=situation.winners.source(decision), over=over)
+    return Choice("exact", candidate, reason, decision, source=situation.winners.placed.origin(decision), over=over)
 
 
 def nearest_choice(situation: Situation, one: Expectation) -> Choice:
@@ -174,7 +174,7 @@ def nearest_choice(situation: Situation, one: Expectation) -> Choice:
     other = one.other
     if other is not None and other.candidate.implementation != one.candidate.implementation.name:
         reason += f"; better by both than {other.candidate.implementation}, the {shown_near(situation, other)}"
-    source = situation.winners.source(near.decision)
+    source = situation.winners.placed.origin(near.decision)
     return Choice("nearest", one.candidate, reason, near.decision, near.octaves, source, one.over)
 
 

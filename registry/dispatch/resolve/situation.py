@@ -10,7 +10,7 @@ from ...implementation import Implementation
 from ...problem import Problem
 from ...space import Config
 from ..plans.plan import Draft
-from .op_winners import OpWinners, Winner
+from .winners import OpWinners, Winner
 
 
 @dataclass(frozen=True)
@@ -94,4 +94,4 @@ def runs_verified_code(op: Op, decision: Winner, draft: Draft) -> bool:
 
 
 def _kind(situation: Situation, decision: Winner) -> str:
-    return "shipped winner" if situation.winners.is_shipped(decision) else "winner"
+    return "shipped winner" if situation.winners.placed.is_shipped(decision) else "winner"

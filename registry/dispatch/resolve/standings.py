@@ -20,8 +20,8 @@ from ...implementation import Implementation
 from ...space import Config
 from ..plans.plan import Candidate
 from .answers_or_faults import asked, refusals
-from .op_winners import OpWinners, Winner
 from .situation import Situation, Standing
+from .winners import OpWinners, Winner
 
 Runners = Mapping[str, Mapping[str, CandidateKey]]
 
@@ -60,7 +60,7 @@ def _standing(decision: Winner, situation: Situation) -> Standing | str:
     found = _installed(decision.candidate, decision, situation)
     if isinstance(found, str):
         return found
-    if situation.verified and situation.winners.is_shipped(decision):
+    if situation.verified and situation.winners.placed.is_shipped(decision):
         return "it was verified elsewhere"
     if situation.verified and (changed := changed_software(decision, situation.device)):
         return f"it was verified with other software ({', '.join(changed)})"
@@ -91,7 +91,7 @@ def _installed(key: CandidateKey, decision: Winner, situation: Situation) -> Imp
 
 def _next_best(decision: Winner, situation: Situation, instead_of: str) -> Standing | None:
     """The fastest other implementation of a decision's finals that is installed as it was measured."""
-    runners = situation.winners.runners(decision, read=situation.reads)
+    runners = situation.winners.evidence.runners(decision, read=situation.reads)
     for name, over in sorted(decision.baselines.items(), key=lambda one: one[1]):
         key = runners.get(name)
         found = None if key is None else _installed(key, decision, situation)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tuning_db import Decision, Final, Interval, is_noise
+from tuning_db import Decision, Final
 
 from ...dispatch.plans.plan import Candidate
 from ..events import Incumbent
@@ -16,20 +15,14 @@ from ..jobs import Entrant, JobAnswer, Outcome, Status, TimedBlock
 from ..limits import PRE_FINALISTS
 from ..search.findings import Findings
 from .judge import (
-    ALPHA,
     BLOCKS,
     FINALISTS,
     INCUMBENT_COPY,
     MOST_BLOCKS,
     PRE_ROUNDS,
     ROUNDS,
-    Verdict,
-    block_ratio,
     fastest,
-    median_of,
-    time_ratio,
 )
-from .noise import Noise
 
 FLOOR = "floor"
 NEAR = 1.1
@@ -42,13 +35,6 @@ _LEAST_EARLY = 3
 """The fewest rounds of a pre-final: fewer tell no more than the samples of the search."""
 FAR = 1.5
 """A candidate slower than this many times the fastest is compared by the search alone, not in a pre-final."""
-DISTURBED: Mapping[str, float] = {"cuda": 2.0, "cpu": 5.0}
-"""Finals count as disturbed if their winner takes this many times its time in the search, by device type.
-
-Of 1447 candidates that were in the finals of three runs on an H200, one half was within 0.7% of the search, 99% at most
-1.14 times slower, and the farthest 1.42 times. A CPU's processes share their cores with other programs.
-"""
-
 _WRONG: tuple[Status, ...] = ("wrong_result", "nondeterministic")
 """Prefixes of the faults of entrants whose own outputs were found wrong."""
 _ERROR: Status = "error"
@@ -212,90 +198,6 @@ class Contest:
         return Incumbent(
             name, config, before is not None and (before.implementation, dict(before.config)) == (name, config)
         )
-
-    @property
-    def floor_us(self) -> float | None:
-        """The copy floor's time, None where the copy did not run."""
-        floors = [us for block in self.blocks for us in block.get(FLOOR, ())]
-        return statistics.median(floors) if floors else None
-
-    def disturbance(self, winner: str) -> str:
-        """Why the finals cannot be believed because other work kept the device busy; "" when they can."""
-        searched, decided = self.findings.median_us(winner), median_of(winner, self.blocks)
-        if searched is None or decided < DISTURBED[self.findings.plan.device.type] * searched:
-            return ""
-        return f"its finals were disturbed: {decided:.4g} µs for what took {searched:.4g} µs in the search"
-
-    def too_fast(self, name: str) -> str:
-        """Why the finals of an entrant cannot be believed beside its search: it did less work; "" when they can.
-
-        The machine may have been disturbed during the search, which the other entrants then show, too.
-        """
-        met = [key for key in self.candidates if any(key in block for block in self.blocks)]
-        times = {key: (median_of(key, self.blocks), self.findings.median_us(key)) for key in met}
-        ratios = {key: decided / searched for key, (decided, searched) in times.items() if searched}
-        others = [ratio for key, ratio in ratios.items() if key != name and key not in self.refused]
-        limit = DISTURBED[self.findings.plan.device.type]
-        if name not in ratios or not others or ratios[name] * limit > min(1.0, statistics.median(others)):
-            return ""
-        decided, searched = times[name]
-        return f"{decided:.4g} µs in the finals for what took {searched:.4g} µs in the search, unlike the others"
-
-    def baselines(self, winner: Candidate) -> dict[str, float]:
-        """Name of each other implementation -> its best candidate's time over the winner's.
-
-        The ratio is paired by rounds where both were in the blocks, or else in the pre-final; otherwise it is the
-        unpaired ratio of the search.
-        """
-        ratios: dict[str, float] = {}
-        entered = [self.incumbent, *self.challengers, *self.findings.best_of_each()]
-        for candidate in {one.key: one for one in entered if one.key not in self.refused}.values():
-            name = candidate.implementation.name
-            ratio = block_ratio(candidate.key, winner.key, self.blocks)
-            if ratio is None:
-                ratio = block_ratio(candidate.key, winner.key, [self.early])
-            if ratio is None:
-                mine, its = self.findings.median_us(candidate.key), self.findings.median_us(winner.key)
-                ratio = mine / its if mine and its else None
-            if name != winner.implementation.name and ratio is not None:
-                ratios[name] = min(ratio, ratios.get(name, ratio))
-        return ratios
-
-    def noisy(self, winner: Candidate, noise: Noise) -> frozenset[str]:
-        """The other implementations in the blocks or the pre-final whose ratio to the winner is noise."""
-        alpha, found = ALPHA / max(1, len(self.challengers)), set[str]()
-        for blocks in (self.blocks, [self.early]):
-            for key, candidate in self.candidates.items():
-                if any({key, winner.key} <= block.keys() for block in blocks) and key != winner.key:
-                    ratio = time_ratio(key, winner.key, blocks, alpha, noise)
-                    if is_noise(ratio.low, ratio.high):
-                        found.add(candidate.implementation.name)
-        return frozenset(found - {winner.implementation.name})
-
-    def default_ratio(self, winner: Candidate, noise: Noise) -> Interval | None:
-        """The default's time over the winner's, with the interval of a remeasurement; None if the default did not run.
-
-        Where the winner is the default and the incumbent, the interval is that of its copy.
-        """
-        default = self.findings.default()
-        if default is None:
-            return None
-        name = default.key
-        if name == winner.key:
-            name = INCUMBENT_COPY if winner.key == self.incumbent.key else ""
-        if not any({name, winner.key} <= block.keys() for block in self.blocks):
-            return None
-        alpha = ALPHA / max(1, len(self.challengers))
-        ratio = time_ratio(name, winner.key, self.blocks, alpha, noise, elsewhere=True)
-        value = 1.0 if name == INCUMBENT_COPY else ratio.value
-        return Interval(value, min(value, ratio.low), max(value, ratio.high))
-
-    def ties(self, verdict: Verdict) -> Iterator[str]:
-        """Candidates that could not be told from the winner, as text: ``triton.row BLOCK=1024``."""
-        for name in verdict.ties:
-            candidate = self.candidates[name]
-            config = [f"{key}={value}" for key, value in candidate.config.items()]
-            yield " ".join([candidate.implementation.name, *config])
 
     @property
     def found_wrong(self) -> Iterator[tuple[Candidate, Outcome]]:

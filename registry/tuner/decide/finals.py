@@ -17,6 +17,7 @@ from ..search.findings import Finding, Findings
 from ..storing import RunStore
 from ..verify.probe_inputs import group_of
 from .contest import Contest, Met, challengers
+from .contest_facts import baselines, default_ratio, disturbance, floor_us, noisy, ties, too_fast
 from .judge import (
     ATTEMPTS,
     BLOCKS,
@@ -269,7 +270,7 @@ class Finals:
             mishap = self._mishaps.get(contest.findings.plan.problem, "")
             return "no finals block was completed" + (f" ({mishap})" if mishap else "")
         verdict = judge(contest.incumbent.key, contest.challenged_by, contest.blocks, noise)
-        return contest.disturbance(verdict.winner) or verdict
+        return disturbance(contest, verdict.winner) or verdict
 
     def _publish(
         self, contest: Contest, verdict: Verdict, noise: Noise, transfers: Mapping[str, Transfer], *, last: bool
@@ -283,14 +284,14 @@ class Finals:
             if why_out:
                 self._observe(Note(f"{findings.plan.problem}: {why_out}"))
                 met = replace(met, stored=False)
-            noisy = contest.noisy(contest.candidates[verdict.winner], noise)
-            return result_of(findings.plan, decision, decision.verdict, findings.statuses, met, why_out, noisy)
+            in_noise = noisy(contest, contest.candidates[verdict.winner], noise)
+            return result_of(findings.plan, decision, decision.verdict, findings.statuses, met, why_out, in_noise)
         return self._overtaken(contest, decision, contest.candidates[verdict.winner], last=last)
 
     def _refuse_too_fast(self, contest: Contest) -> None:
         """Refuse challengers that did less work in the finals than in the search; keeping an incumbent is no risk."""
         for name in contest.challenged_by:
-            if fault := contest.too_fast(name):
+            if fault := too_fast(contest, name):
                 self._observe(Note(f"{contest.findings.plan.problem}: {name} is out of the finals: {fault}"))
                 contest.refused[name] = fault
 
@@ -329,15 +330,15 @@ class Finals:
             contest.findings.plan,
             winner,
             median_us=median_of(winner.key, contest.blocks),
-            floor_us=contest.floor_us,
+            floor_us=floor_us(contest),
             ratio=verdict.ratio.value,
             lo=verdict.ratio.low,
             hi=verdict.ratio.high,
             aa=verdict.noise,
             verdict="new" if new else verdict.verdict,
-            baselines=contest.baselines(winner),
-            default_ratio=contest.default_ratio(winner, noise),
-            ties=tuple(contest.ties(verdict)),
+            baselines=baselines(contest, winner),
+            default_ratio=default_ratio(contest, winner, noise),
+            ties=tuple(ties(contest, verdict)),
             trial_uid=verified,
             previous=previous.uid if previous else None,
         )

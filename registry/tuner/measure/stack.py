@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -130,9 +131,10 @@ class Stack:
 
         Zeros, the smallest numbers, infinities and NaN stay as they are.
         """
-        for number, mask in masks.items():
-            bits = as_bits(_without_repeats(self._all[number]))
-            bits.copy_(flipped(bits, self.dtype, mask))
+        bits = as_bits(_without_repeats(self._all))
+        for mask in dict.fromkeys(masks.values()):
+            for first, end in _stretches(number for number, wanted in masks.items() if wanted == mask):
+                _flip(bits[first:end], self.dtype, mask)
 
     def roll(self, steps: Mapping[int, int]) -> None:
         """Move the elements of some tensors: number -> places, in their order; the last ones come first."""
@@ -216,14 +218,41 @@ def last_bits(dtype: torch.dtype) -> int:
 def flipped(bits: torch.Tensor, dtype: torch.dtype, mask: int) -> torch.Tensor:
     """Numbers of a floating dtype, given and returned as integers, with the bits of ``mask`` flipped."""
     found = bits.clone(memory_format=torch.contiguous_format)
-    # all but the sign and the mantissa
-    mantissa = (1 << round(-math.log2(torch.finfo(dtype).eps))) - 1
-    exponent = torch.iinfo(bits.dtype).max & ~mantissa & ((1 << 8 * dtype.itemsize - 1) - 1)
-    # in parts: what is computed on the way takes several times as much memory
-    for part in found.view(-1).split(_PART):
-        ours = part & exponent
-        part.bitwise_xor_(((ours != 0) & (ours != exponent)).to(part.dtype).mul_(mask))
+    _flip(found, dtype, mask)
     return found
+
+
+def _flip(bits: torch.Tensor, dtype: torch.dtype, mask: int) -> None:
+    """Flip the bits of ``mask``, which are bits of the mantissa, in numbers that are given as integers.
+
+    Those whose exponent is zero, or has all bits set, stay as they are. Few operations, since there may be many small
+    tensors: the exponent plus one, without its lowest bit, is zero for both of these, and larger than a mantissa for
+    all other numbers.
+    """
+    # all but the sign and the mantissa
+    one = 1 << round(-math.log2(torch.finfo(dtype).eps))
+    exponent = torch.iinfo(bits.dtype).max & ~(one - 1) & ((1 << 8 * dtype.itemsize - 1) - 1)
+    for part in _parts(bits):
+        ours = part & exponent
+        part.bitwise_xor_(ours.add_(one).bitwise_and_(exponent ^ one).clamp_(max=mask))
+
+
+def _parts(bits: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Parts of a tensor, of ``_PART`` elements at most: what is computed on the way takes as much memory again."""
+    if bits.numel() <= _PART:
+        yield bits
+    elif len(bits) == 1:
+        yield from _parts(bits[0])
+    else:
+        for piece in bits.split(max(1, _PART * len(bits) // bits.numel())):
+            yield from _parts(piece)
+
+
+def _stretches(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """(first, end) of the longest rows of numbers that follow each other."""
+    for _, row in itertools.groupby(enumerate(sorted(numbers)), lambda each: each[1] - each[0]):
+        found = [number for _, number in row]
+        yield found[0], found[-1] + 1
 
 
 def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:

@@ -39,8 +39,9 @@ from .verify import check_unchanged
 
 _GROUPS_PART = 1 / 10
 """The part of the device's memory that all kept groups of probes may take."""
-_MOST_GROUPS = 16
-"""The most kept groups of probes: two for each of the problems that are searched at once, and some that many share."""
+_RECENT_GROUPS = 16
+"""Groups of probes that are in use: two for each of the problems that are searched at once, and some that many share.
+Others are kept while there is room, since finalists meet them once more."""
 _OWN_PROBES = 40
 """Times what a call reads and writes that the probes of its own size take."""
 
@@ -71,6 +72,8 @@ class Probes:
         self._two_threads = two_threads
         self._groups: dict[str, tuple[Probe, ...]] = {}
         """Kept groups, the one that was used last at the end."""
+        self._sizes: dict[str, int] = {}
+        """The bytes of each group, also of those that were dropped."""
         self._named: dict[str, str] = {}
         """Key of a problem -> the group of its other sizes."""
         self._passed: set[tuple[str, str, int]] = set()
@@ -198,23 +201,24 @@ class Probes:
         if group in self._groups:
             return self._groups[group]
         probes = tuple(made(plan.op, plan.problem, self._device))
-        room = _GROUPS_PART * self._device.memory_bytes - _nbytes(probes)
+        self._sizes[group] = _nbytes(probes)
+        room = _GROUPS_PART * self._device.memory_bytes - self._sizes[group]
         if room >= 0:
             self._make_room(room)
             self._groups[group] = probes
         return probes
 
     def _make_room(self, most: float) -> None:
-        """Drop the groups that were used longest ago until there is a place for one more.
+        """Drop groups until at most ``most`` bytes are held: first those that are not in use any more, oldest first.
 
-        Of the others the largest are dropped until at most ``most`` bytes are held; any of them may be needed next.
+        Of those in use the largest are dropped; any of them may be needed next.
         """
-        while len(self._groups) >= _MOST_GROUPS:
-            del self._groups[next(iter(self._groups))]
-        held = {group: _nbytes(probes) for group, probes in self._groups.items()}
-        while held and sum(held.values()) > most:
-            largest = max(held, key=lambda group: held[group])
-            del held[largest], self._groups[largest]
+        held = sum(self._sizes[group] for group in self._groups)
+        while held > most:
+            unused = len(self._groups) > _RECENT_GROUPS
+            dropped = next(iter(self._groups)) if unused else max(self._groups, key=self._sizes.__getitem__)
+            held -= self._sizes[dropped]
+            del self._groups[dropped]
 
     def _run(
         self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks, at_homes: dict[int, Plan]

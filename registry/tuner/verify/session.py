@@ -45,7 +45,8 @@ inputs finds them unchanged; so large that every output which sums over inputs d
 _CACHE_SHARE = 0.35
 """Part of the device's memory that the cases of one problem may keep between trials."""
 
-_MOST_SESSIONS = 32
+_MOST_SESSIONS = 64
+"""As many as the problems whose finals are held together: they begin in the process that has searched all of them."""
 
 _BOUNDS_SHARE = 0.5
 """Part of the device's memory that the bounds of one problem may keep, where its inputs are too large to be kept."""

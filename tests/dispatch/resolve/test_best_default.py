@@ -16,9 +16,9 @@ from registry.artifact import Built
 from registry.contracts.softmax import SOFTMAX
 from registry.dispatch.resolve.best_default import BestDefault
 from registry.dispatch.resolve.learnt import Leaf, LearntDefault, Split, WinningConfig
-from registry.dispatch.resolve.op_winners import OpWinners
 from registry.dispatch.resolve.resolution import default_choices
 from registry.dispatch.resolve.situation import Situation
+from registry.dispatch.resolve.winners import OpWinners
 from registry.implementation import Run
 
 NAMES = ("a.one", "a.two", "a.three")

@@ -15,9 +15,9 @@ from registry.artifact import Built
 from registry.contracts.softmax import SOFTMAX
 from registry.dispatch.resolve.first_choice import FirstChoice
 from registry.dispatch.resolve.learnt import Leaf, LearntDefault, Split
-from registry.dispatch.resolve.op_winners import OpWinners
 from registry.dispatch.resolve.resolution import choices
 from registry.dispatch.resolve.situation import Situation
+from registry.dispatch.resolve.winners import OpWinners
 from registry.implementation import Run
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Transfer
 

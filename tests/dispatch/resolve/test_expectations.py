@@ -16,8 +16,8 @@ from registry.backends.inductor import InductorImplementation
 from registry.dispatch import call_answers
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.resolve.first_choice import FirstChoice
-from registry.dispatch.resolve.op_winners import OpWinners
 from registry.dispatch.resolve.resolution import choices
+from registry.dispatch.resolve.winners.evidence import WinnerEvidence
 from registry.implementation import Implementation
 from tuning_db import Store
 
@@ -236,7 +236,7 @@ def test_in_a_capture_the_best_that_is_in_memory_runs_and_nothing_is_read(
     publish({**DIMS, "rows": 64}, "a.plain", {"block": 2})
     assert captured(dispatcher, 8) == "a.fast"
     monkeypatch.setattr(call_answers, "capturing", lambda tensors: True)
-    monkeypatch.setattr(OpWinners, "evidence", lambda *given: (None, "not read"))
+    monkeypatch.setattr(WinnerEvidence, "decision", lambda *given: (None, "not read"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert captured(dispatcher, 12) == "a.plain"

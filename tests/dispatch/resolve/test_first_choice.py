@@ -12,8 +12,8 @@ from registry import Device, Op, Problem
 from registry.arguments.traits import OrdinaryTraits
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.resolve.first_choice import FirstChoice
-from registry.dispatch.resolve.op_winners import OpWinners
 from registry.dispatch.resolve.resolution import choices
+from registry.dispatch.resolve.winners.winner_index import WinnerIndex
 
 from ...tiers import one_of_each
 
@@ -122,13 +122,13 @@ def test_sizes_that_grow_one_by_one_look_for_a_near_winner_a_few_times(
     dispatcher.register(told("a.tuned"))
     publish({"rows": 8, "cols": 16, "dtype": "float32"}, "a.tuned", {"block": 1})
     looked: list[int] = []
-    nearest = OpWinners.nearest
+    nearest = WinnerIndex.nearest
 
-    def counted(self: OpWinners, op: Op, problem: Problem, *spent: Any, **own: Any) -> Any:
+    def counted(self: WinnerIndex, op: Op, problem: Problem, *spent: Any, **own: Any) -> Any:
         looked.append(problem.rows)
         return nearest(self, op, problem, *spent, **own)
 
-    monkeypatch.setattr(OpWinners, "nearest", counted)
+    monkeypatch.setattr(WinnerIndex, "nearest", counted)
     first_choice = FirstChoice(dispatcher.bound("softmax").plans.situation(posed(dispatcher, 1), Device.of("cpu")))
     found = [first_choice.choice(posed(dispatcher, rows)) for rows in range(100, 400)]
     assert looked == [100, 200, 201, 402]

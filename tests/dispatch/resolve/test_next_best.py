@@ -122,13 +122,13 @@ def test_in_mode_verified_a_stand_in_was_verified_with_this_software(
 def test_winners_of_an_unreadable_database_have_no_stand_in(
     dispatcher: Dispatcher, told: Any, publish: Any, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from registry.dispatch.resolve import op_winners
+    from registry.dispatch.resolve.winners import evidence
 
     def broken(*_given: Any) -> Any:
         raise OSError("the disk is gone")
 
     dispatcher.register(told("a.good"))
     publish({**DIMS, "rows": 8}, "a.gone", {"block": 1}, baselines=OVER, finals=FINALS)
-    monkeypatch.setattr(op_winners, "read_runners", broken)
+    monkeypatch.setattr(evidence, "read_runners", broken)
     with pytest.warns(DispatchWarning, match="the disk is gone"):
         assert who(dispatcher, 8) == ("default", "a.good", 1)

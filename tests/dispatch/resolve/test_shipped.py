@@ -19,9 +19,8 @@ from registry.cli import checks
 from registry.discovery.answers import refusals
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.dispatch.resolve.op_winners import OpWinners
 from registry.dispatch.resolve.standings import standing
-from registry.dispatch.resolve.winners import REGIME, Winners
+from registry.dispatch.resolve.winners import REGIME, OpWinners, Winners
 from registry.errors import StoreError
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store
 
@@ -156,8 +155,8 @@ def test_who_has_imported_the_file_has_the_winners_as_their_own(store: Store, sh
         store.load(stream)
     op = Catalog().op("softmax")
     found = Winners().of(op, Device.of("cpu"))
-    assert [one.uid for one in found.exact(op, op.problem_of(DIMS))] == [decision.uid]
-    assert found.source(decision) == store.url
+    assert [one.uid for one in found.index.exact(op, op.problem_of(DIMS))] == [decision.uid]
+    assert found.placed.origin(decision) == store.url
 
 
 @pytest.mark.parametrize(

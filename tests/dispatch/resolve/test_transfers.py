@@ -16,9 +16,9 @@ from registry.contracts import SOFTMAX
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.miss import Miss
 from registry.dispatch.resolve.first_choice import FirstChoice
-from registry.dispatch.resolve.op_winners import OpWinners
 from registry.dispatch.resolve.resolution import choices
-from registry.dispatch.resolve.static_groups import StaticGroups
+from registry.dispatch.resolve.winners import OpWinners
+from registry.dispatch.resolve.winners.static_groups import StaticGroups
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Transfer
 
 from ...tiers import one_of_each
@@ -169,7 +169,7 @@ def test_what_an_op_says_today_bounds_what_was_verified_once() -> None:
     )
 
     def reached(op: Any, cols: int) -> list[int]:
-        group = StaticGroups(op, ("cols", "dtype"), OpWinners(shipped=shipped)).group(dims(8, cols))
+        group = StaticGroups(op, ("cols", "dtype"), OpWinners(shipped=shipped).placed).group(dims(8, cols))
         return [] if group is None else group.places
 
     assert reached(SOFTMAX, 600) == [0, 1]

@@ -131,7 +131,7 @@ def test_a_variant_for_the_cpu_runs_right_in_a_worker_that_compiles_nothing(
     assert before
     options = TuneOptions(Budget(trials=1), implementations=["torch.compile"])
     # what other tests take of the cores meanwhile decides nothing here
-    monkeypatch.setattr("registry.tuner.decide.contest.DISTURBED", {"cpu": math.inf})
+    monkeypatch.setattr("registry.tuner.decide.contest_facts.DISTURBED", {"cpu": math.inf})
     (result,) = tune(
         [SOFTMAX], catalog=catalog, device=CPU.device, database=str(tmp_path / "tuning.db"), options=options
     )

@@ -14,7 +14,8 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate
 from registry.implementation import Implementation
 from registry.problem import Problem
-from registry.tuner.decide.contest import DISTURBED, FLOOR, Contest
+from registry.tuner.decide.contest import FLOOR, Contest
+from registry.tuner.decide.contest_facts import DISTURBED
 from registry.tuner.decide.finals import CHANGED, Finals
 from registry.tuner.decide.judge import (
     ATTEMPTS,

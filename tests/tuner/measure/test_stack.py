@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from registry.problem import TensorSpec
-from registry.tuner.measure.stack import Stack
+from registry.tuner.measure import stack as stacks
+from registry.tuner.measure.stack import Stack, flipped, last_bits
+
+from ...correctness.operations import Operations
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.bool, torch.complex64)
 LAYOUTS = (((3, 5), (5, 1)), ((4, 8), (8, 1)), ((3, 5), (10, 2)), ((4, 5), (0, 1)), ((0, 5), (5, 1)), ((), ()))
@@ -124,3 +127,52 @@ def test_values_in_other_memory_layouts_can_be_written() -> None:
         assert bool(stack.holds(value))
         assert all(torch.equal(tensor, value) for tensor in stack.tensors)
         assert bool(stack.margins_untouched())
+
+
+FLOATING = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+INTEGERS = {1: torch.uint8, 2: torch.int16}
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("part", [1 << 24, 100])
+def test_bits_flip_in_all_numbers_but_the_smallest_the_infinite_and_nan(
+    dtype: torch.dtype, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "_PART", part)
+    size = 8 * dtype.itemsize
+    patterns = torch.arange(1 << size).to(INTEGERS[dtype.itemsize])
+    digits = round(-torch.tensor(torch.finfo(dtype).eps, dtype=torch.float64).log2().item())
+    fields = torch.arange(1 << size) >> digits & (1 << size - 1 - digits) - 1
+    usual = (fields != 0) & (fields != fields.max())
+    for mask in range(1, last_bits(dtype) + 1):
+        found = flipped(patterns.view(2, -1), dtype, mask).view(-1)
+        assert torch.equal(torch.arange(1 << size)[usual] ^ mask, found.long()[usual] & (1 << size) - 1)
+        assert torch.equal(found[~usual], patterns[~usual])
+
+
+@pytest.mark.parametrize(("shape", "strides"), [*LAYOUTS[:4], ((3, 4, 50), (200, 50, 1))])
+@pytest.mark.parametrize("part", [1 << 24, 7])
+def test_each_tensor_gets_its_own_mask_and_twice_is_as_before(
+    shape: tuple[int, ...], strides: tuple[int, ...], part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "_PART", part)
+    stack = Stack(TensorSpec(shape, torch.float32, strides), 6)
+    value = torch.randn(2000).as_strided(shape, strides)
+    stack.write(value)
+    masks = {5: 3, 0: 3, 2: 9, 3: 3, 1: 3}
+    stack.flip(masks)
+    bits = [tensor.clone().view(torch.int32) ^ value.clone().view(torch.int32) for tensor in stack.tensors]
+    assert [each.unique().tolist() for each in bits] == [[masks.get(number, 0)] for number in range(6)]
+    assert bool(stack.margins_untouched())
+    stack.flip(masks)
+    assert bool(stack.holds(value))
+
+
+def test_many_tensors_flip_by_as_many_operations_as_one() -> None:
+    def operations(copies: int) -> int:
+        stack = Stack(TensorSpec.contiguous((64,), torch.bfloat16), copies)
+        with Operations() as counted:
+            stack.flip(dict.fromkeys(range(copies), 5))
+        return counted.count
+
+    assert operations(16) == operations(1)

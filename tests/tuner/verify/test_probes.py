@@ -18,6 +18,7 @@ from registry.dispatch.plans.two_threads import MOST_CALLS
 from registry.problem import Problem
 from registry.space import Config
 from registry.tuner.verify import probes as probes_module
+from registry.tuner.verify.own_size import probes_of_own_size
 from registry.tuner.verify.probes import Probes
 from registry.tuner.verify.session import Session
 from registry.tuner.verify.verdicts import WrongError
@@ -140,6 +141,36 @@ def test_probes_take_no_more_than_their_part_of_memory(monkeypatch: pytest.Monke
     each = 3 + 3 + 1 + 2 + 6 * (len(SOFTMAX.kinds) - 1)
     assert {problem.cols for problem in made[-each:]} == {48}
     assert len(made) == 3 * each
+
+
+def test_groups_that_are_not_used_any_more_are_dropped_first_and_kept_while_there_is_room() -> None:
+    square = Custom("square", lambda y, x: torch.mul(x, x, out=y))
+    sizes = range(1000, 1000 + 20 * 64, 64)
+    made: list[int] = []
+
+    def met(probes: Probes, n: int) -> None:
+        problem = SQUARE.problem_of({"n": n, "dtype": "float32"})
+        session = Session(SQUARE, problem, CPU, PROTOCOL, 7)
+        plan = bound_by_call(SQUARE, Candidate(square, {"try": len(made)}), problem, session.arguments, CPU)
+
+        def of_own(*_: Any) -> list[Any]:
+            made.append(n)
+            return list(probes_of_own_size(session))
+
+        probes.check_group(f"own {n}", of_own, plan, {})
+
+    roomy = Probes(CPU)
+    for n in (*sizes, *sizes):
+        met(roomy, n)
+    assert made == [*sizes]
+    held = sum(roomy._sizes.values())
+    made.clear()
+    tight = Probes(replace(CPU, memory_bytes=int(0.98 * held / probes_module._GROUPS_PART)))
+    for n in (*sizes, *reversed(sizes)):
+        met(tight, n)
+    # the oldest had to go, though it is the smallest
+    assert made[: len(sizes)] == [*sizes]
+    assert made[len(sizes) :] == [sizes[0]]
 
 
 class ByDivisibility(Custom):

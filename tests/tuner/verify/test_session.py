@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from registry.discovery.catalog import Catalog
 from registry.errors import InvalidDefinitionError
 from registry.problem import Problem
 from registry.tuner.measure.protocol import TimingProtocol
+from registry.tuner.planning.weights import BATCH
 from registry.tuner.verify.session import Session, Sessions
 
 CPU = Device.of("cpu")
@@ -80,6 +82,12 @@ def test_a_problem_is_huge_by_all_that_a_call_holds_not_by_what_it_must_read() -
         (small,) = squares(sessions, 1)
         sessions.get("embedding", EMBEDDING, protocol, 7)
         assert (squares(sessions, 1)[0] is not small) is dropped
+
+
+def test_as_many_small_problems_are_kept_as_finals_are_held_together() -> None:
+    sessions = sessions_of(1 << 40)
+    before = squares(sessions, BATCH)
+    assert all(map(operator.is_, before, squares(sessions, BATCH)))
 
 
 def test_the_rotating_copies_count_as_held() -> None:

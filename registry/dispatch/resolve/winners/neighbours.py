@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...contract import Op
-from ...problem import Value, exact
+from ....contract import Op
+from ....problem import Value, exact
 
 SizeNumbers = NDArray[np.float64]
 

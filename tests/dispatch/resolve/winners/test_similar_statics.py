@@ -13,12 +13,12 @@ from registry.arguments.traits import OrdinaryTraits
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.resolve.expectations import expected_elsewhere
 from registry.dispatch.resolve.first_choice import FirstChoice
-from registry.dispatch.resolve.neighbours import Neighbours
-from registry.dispatch.resolve.op_winners import OpWinners
 from registry.dispatch.resolve.resolution import choices
-from registry.dispatch.resolve.similar_statics import FARTHEST, Similar, SimilarStatics
+from registry.dispatch.resolve.winners.neighbours import Neighbours
+from registry.dispatch.resolve.winners.similar_statics import FARTHEST, Similar, SimilarStatics
+from registry.dispatch.resolve.winners.winner_index import WinnerIndex
 
-from ...tiers import one_of_each
+from ....tiers import one_of_each
 
 
 def cols(found: SimilarStatics, dims: dict[str, Any]) -> list[Any]:
@@ -136,13 +136,13 @@ def test_sizes_that_grow_one_by_one_look_for_similar_winners_a_few_times(
     publish({"rows": 8, "cols": 24, "dtype": "float32"}, "a.tuned", {"block": 1})
     plans, op = dispatcher.bound("softmax").plans, dispatcher.bound("softmax").op
     looked: list[int] = []
-    similar = OpWinners.similar
+    similar = WinnerIndex.similar
 
-    def counted(self: OpWinners, op: Op, problem: Problem) -> Any:
+    def counted(self: WinnerIndex, op: Op, problem: Problem) -> Any:
         looked.append(problem.rows)
         return similar(self, op, problem)
 
-    monkeypatch.setattr(OpWinners, "similar", counted)
+    monkeypatch.setattr(WinnerIndex, "similar", counted)
     problems = [
         op.posing_in_family(OrdinaryTraits, None)(op.specs((torch.empty(rows, 16), -1))) for rows in range(100, 400)
     ]
@@ -162,13 +162,13 @@ def test_static_dimensions_of_one_size_look_for_similar_winners_once(
     publish({"rows": 8, "cols": 24, "dtype": "float32"}, "a.tuned", {"block": 1})
     plans, op = dispatcher.bound("softmax").plans, dispatcher.bound("softmax").op
     looked: list[int] = []
-    similar = OpWinners.similar
+    similar = WinnerIndex.similar
 
-    def counted(self: OpWinners, op: Op, problem: Problem) -> Any:
+    def counted(self: WinnerIndex, op: Op, problem: Problem) -> Any:
         looked.append(problem.cols)
         return similar(self, op, problem)
 
-    monkeypatch.setattr(OpWinners, "similar", counted)
+    monkeypatch.setattr(WinnerIndex, "similar", counted)
     problems = [
         op.posing_in_family(OrdinaryTraits, None)(op.specs((torch.empty(8, cols), -1))) for cols in range(25, 40)
     ]
@@ -190,13 +190,13 @@ def test_nearer_static_dimensions_answer_without_a_look_at_those_beyond(
     posed = bound.op.posing_in_family(OrdinaryTraits, None)(bound.op.specs((torch.empty(8, 25), -1)))
     situation = bound.plans.situation(posed, Device.of("cpu"))
     asked: list[int] = []
-    nearest = OpWinners.nearest
+    nearest = WinnerIndex.nearest
 
-    def counted(self: OpWinners, op: Op, problem: Problem, *rest: Any, **options: Any) -> Any:
+    def counted(self: WinnerIndex, op: Op, problem: Problem, *rest: Any, **options: Any) -> Any:
         asked.append(problem.cols)
         return nearest(self, op, problem, *rest, **options)
 
-    monkeypatch.setattr(OpWinners, "nearest", counted)
+    monkeypatch.setattr(WinnerIndex, "nearest", counted)
     offered = expected_elsewhere(situation)
     one, static = next(offered)
     assert (static["cols"], dict(one.candidate.config), set(asked)) == (24, {"block": 1}, {24})

@@ -14,12 +14,11 @@ import torch
 
 from registry import Device, Op, Problem
 from registry.contract import Floor, Tolerance
-from registry.dispatch.resolve.op_winners import OpWinners, source_of
-from registry.dispatch.resolve.winners import REGIME, Winners
+from registry.dispatch.resolve.winners import REGIME, OpWinners, Winners, source_of
 from tuning_db import CandidateKey, Decision, Environment, ProblemKey, Protocol, Store
 from tuning_db.snapshot import read_winners
 
-from ...tiers import one_of_each
+from ....tiers import one_of_each
 
 PAIRS = Op(
     name="test::pairs",
@@ -130,8 +129,8 @@ def test_the_choice_is_that_of_looking_at_every_winner(store: Store, seed: int) 
     problems = [Problem(PAIRS.name, random_dims(chance)) for _ in range(40)]
     problems += [Problem(PAIRS.name, one.problem.dims) for one in own[:10]]
     for problem in problems:
-        assert [one.uid for one in winners.exact(PAIRS, problem)] == plain.exact(problem)
-        found = [(near.octaves, near.decision.uid) for near in winners.nearest(PAIRS, problem)]
+        assert [one.uid for one in winners.index.exact(PAIRS, problem)] == plain.exact(problem)
+        found = [(near.octaves, near.decision.uid) for near in winners.index.nearest(PAIRS, problem)]
         assert found == list(first_of_each(plain, problem, set()))
     assert told == []
 
@@ -145,7 +144,7 @@ def test_those_of_a_spent_source_are_left_out(store: Store) -> None:
         problem = Problem(PAIRS.name, random_dims(chance))
         spent: set[Any] = set()
         found = []
-        for near in winners.nearest(PAIRS, problem, spent):
+        for near in winners.index.nearest(PAIRS, problem, spent):
             found.append((near.octaves, near.decision.uid))
             spent.add(source_of(near.decision))
         expected_spent: set[Any] = set()
@@ -162,4 +161,4 @@ def test_a_problem_without_neighbours_has_none(store: Store) -> None:
     winners = Winners().of(PAIRS, Device.of("cpu"))
     for dims in ({"m": 1, "n": 1, "k": 65, "routing": "even"}, {"m": 1, "n": 1, "k": "64", "routing": "even"}):
         problem = Problem(PAIRS.name, dims)
-        assert (winners.exact(PAIRS, problem), list(winners.nearest(PAIRS, problem))) == ((), [])
+        assert (winners.index.exact(PAIRS, problem), list(winners.index.nearest(PAIRS, problem))) == ((), [])

@@ -11,17 +11,19 @@ from tuning_db import Decision, MissingDatabaseError, TuningDBError
 from tuning_db.database.location import VARIABLE
 from tuning_db.snapshot import Snapshot, read_identity, read_winners
 
-from ... import shipped
-from ...contract import Op
-from ...device import Device
-from ...errors import ReleaseError, StoreError
-from ...forking import renewed_in_child
-from ...problem import canonical_json
-from ...releases.pinning import RELEASE_VARIABLE, pinned_name
-from ...releases.places import WinnersPlace, winners_place
-from ..warning import tell_caller
-from .learnt import LearntDefault, learnt_from
-from .op_winners import SECONDS, OpWinners
+from .... import shipped
+from ....contract import Op
+from ....device import Device
+from ....errors import ReleaseError, StoreError
+from ....forking import renewed_in_child
+from ....problem import canonical_json
+from ....releases.pinning import RELEASE_VARIABLE, pinned_name
+from ....releases.places import WinnersPlace, winners_place
+from ...warning import tell_caller
+from ..learnt import LearntDefault, learnt_from
+from .evidence import SECONDS
+from .op_winners import OpWinners
+from .rankings import ranked_candidates
 
 REGIME = "cold"
 """Times with a cold L2 are compared, as in a model where other work runs between two calls."""
@@ -89,7 +91,8 @@ class Winners:
         for key, found in self._loaded.items():
             op, _ = self._asked[key]
             was = old._loaded.get(key, OpWinners())
-            changed += len({problem for problem, _ in found.ranking(op).items() ^ was.ranking(op).items()})
+            now, before = (ranked_candidates(each.placed, op).items() for each in (found, was))
+            changed += len({problem for problem, _ in now ^ before})
         return changed
 
     def learnt_since(self, old: Winners) -> bool:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from registry import octave
-from registry.dispatch.resolve.static_groups import StaticGroups
+from registry.dispatch.resolve.winners.static_groups import StaticGroups
 from tuning_db import Transfer
 
-from ...tiers import one_of_each
+from ....tiers import one_of_each
 from .test_many_winners import PAIRS
 
 MOVING = replace(PAIRS, static=frozenset({"k", "l", "kind"}), transfers={"k": octave, "l": lambda _: (1, 64)})

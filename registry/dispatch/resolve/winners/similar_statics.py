@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...correctness.range_ends import divisibility
-from ...problem import Value
+from ....correctness.range_ends import divisibility
+from ....problem import Value
 
 FARTHEST = 3.0
 """Distance in octaves beyond which winners are no better evidence than the rule learnt from all of them."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tuning_db import Transfer
 
-from ...contract import Op, checked_range
+from ....contract import Op, checked_range
 from .neighbours import Neighbours, SizeNumbers, key_getter
 
 _MOST_HELD = 4
