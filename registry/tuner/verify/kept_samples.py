@@ -18,9 +18,7 @@ from .verdicts import Checks, Flags
 _HELD = 4
 """Results that are held: the first ones, and the latest others."""
 _HELD_BYTES = 64 << 20
-_OVERWRITTEN = (
-    "a result changes when it is called again: it returns memory that it returned before, which a caller may still use"
-)
+_OVERWRITTEN = "calls return the same memory: the second overwrites the first's result, which a caller may still use"
 
 
 class KeptSample:

@@ -15,7 +15,7 @@ SMALL = Problem("square", {"n": 20_002, "dtype": "float32"})
 LARGE = Problem("square", {"n": 200_002, "dtype": "float32"})
 """Of which few outputs with their inputs can be kept to be judged in float64."""
 RINGS = ("buffers", "views")
-TOLD = ("returns memory that it returned before", "return the same memory", "its second run")
+TOLD = ("return the same memory", "its second run")
 
 
 @pytest.fixture(scope="module")
