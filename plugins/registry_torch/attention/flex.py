@@ -119,8 +119,11 @@ def by_flex_attention(call: FlexCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp, row-major, under torch.compile or to be traced."""
     heads = [x.transpose(1, 2) for x in call[:3]]
     masks = () if call.mask is None else (call.mask,)
-    # float32 is multiplied as such, whatever torch's setting for matrix products
-    options = {"FLOAT32_PRECISION": "'ieee'"} if call.q.dtype == torch.float32 else {}
+    # torch's kernel for few queries finds no tiles for some numbers of them: 77 with four heads to one of keys
+    options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": call.q.shape[1] > 1}
+    if call.q.dtype == torch.float32:
+        # multiplied as such, whatever torch's setting for matrix products
+        options["FLOAT32_PRECISION"] = "'ieee'"
     attend = _public if torch.compiler.is_dynamo_compiling() else flex_private.traceable
     out, lse = attend(heads, call.score_mod(), masks, call.blocks(), call.scale, options)
     if call.reads_lowest:

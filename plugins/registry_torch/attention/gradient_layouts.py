@@ -18,3 +18,9 @@ def with_equal_strides(call: GradientCall) -> GradientCall:
     if call.grad_out.stride() == call.out.stride():
         return call
     return call._replace(grad_out=call.grad_out.contiguous(), out=call.out.contiguous())
+
+
+def with_row_major_heads(call: GradientCall) -> GradientCall:
+    """The call with all tensors of heads row-major: xformers' kernels misread some that lie in other orders."""
+    heads = {name: getattr(call, name).contiguous() for name in ("grad_out", "q", "k", "v", "out")}
+    return call._replace(**heads)

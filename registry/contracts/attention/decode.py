@@ -19,7 +19,7 @@ from ...problem import Problem, Value, dtype_name
 from ..checks import FLOATS
 from ..rounding import FLOAT32_UNIT, fp32_weight, underflow, unit_roundoff, units
 from .decode_checks import KV_DTYPES, check_decode, check_decode_data, decode_problem
-from .decode_inputs import FLOAT8, INT8, KINDS, decode_inputs
+from .decode_inputs import INT8, KINDS, decode_inputs
 from .decode_lengths import LENGTHS, keys_read, pairs_seen
 from .logits import rounded_weights
 from .weighed_rows import logit_errors, of_groups, weighed_rows, weighted_means
@@ -87,8 +87,8 @@ def _out_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, A
     scale = reference.abs() + weighted_means(rows.weights, rows) * (fp32_weight(problem) * roundings)
     if problem.torch_dtype.itemsize > 2:
         return scale
-    # float8 is exact in float16, whose products are fast; int8 is exact in every half
-    dtype = torch.float16 if problem.kv_dtype == FLOAT8 else problem.torch_dtype
+    # float8 and int8 are exact in float16, to which they are converted fast
+    dtype = problem.torch_dtype if problem.kv_dtype == "auto" else torch.float16
     return scale + weighted_means(rounded_weights(rows.weights, ~rows.seen, dtype), rows)
 
 
