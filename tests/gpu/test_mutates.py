@@ -21,7 +21,7 @@ if not torch.cuda.is_available():
 
 PLUGIN = Path(__file__).parent.parent / "adversarial" / "cheats_that_mutate.py"
 PROBLEM = Problem("fused_add_rms_norm", {"rows": 64, "cols": 4096, "weight": True, "dtype": "bfloat16"})
-REFUSED = ("collection", "every_other")
+CHEATS = ("collection", "every_other")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, TrialDon
     """Trials by name without the vendor, and the winners."""
     catalog, events = Catalog(), list[Event]()
     catalog.load_file(PLUGIN)
-    names = [f"mutate.{name}" for name in ("honest", *REFUSED)]
+    names = [f"mutate.{name}" for name in ("honest", *CHEATS)]
     results = tune(
         [PROBLEM],
         catalog=catalog,
@@ -43,13 +43,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, TrialDon
     return trials, [result.implementation for result in results]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_whoever_leaves_work_out_while_it_is_timed_is_refused(
-    run: tuple[Mapping[str, TrialDone], list[str]], name: str
-) -> None:
-    trial = run[0][name]
+def test_whoever_captures_nothing_is_refused(run: tuple[Mapping[str, TrialDone], list[str]]) -> None:
+    # by its outputs, or since nothing is faster than the memory
+    trial = run[0]["collection"]
     assert trial.status == "wrong_result", trial.message
-    assert "a sample left a wrong output" in trial.message
+    assert "a sample left a wrong output" in trial.message or "it leaves work out" in trial.message
+
+
+def test_whoever_skips_every_other_call_is_refused_or_captures_all_its_work(
+    run: tuple[Mapping[str, TrialDone], list[str]],
+) -> None:
+    # a call before each captured one makes all of these, or none of them, work
+    trials, winners = run
+    assert trials["every_other"].status in {"wrong_result", "ok"}, trials["every_other"].message
+    assert "mutate.every_other" not in winners
 
 
 def test_the_honest_one_is_accepted_and_wins(run: tuple[Mapping[str, TrialDone], list[str]]) -> None:
