@@ -48,7 +48,7 @@ def timed_on(session: Session, implementation: Implementation, config: Config) -
     plan = build(session.op, Candidate(implementation, config), session.problem, session.arguments, CPU)
     timed = TimedPlan(plan, session)
     sampler = sampler_for(
-        timed.launches, capturable=True, working_set=session.working_set, protocol=PROTOCOL, device=CPU
+        timed.launches, capturable=True, working_set=session.working_set, protocol=PROTOCOL, device=CPU, warm=timed.warm
     )
     # a first launch that other programs delayed is taken for a slow one
     timed.keep(sampler.copies)

@@ -10,7 +10,7 @@ import torch
 
 from ...device import Device
 from .protocol import TimingProtocol
-from .samplers import Sampler, copies_of
+from .samplers import Sampler, copies_of, has_warm_copy
 from .sampling import sampler_for
 
 _TRIALS = 5
@@ -26,7 +26,9 @@ def copy_sampler(floor_bytes: int, device: Device, protocol: TimingProtocol) -> 
     """
     half = max(4, floor_bytes // 8 * 4)
     # random data: zeros or ones toggle fewer wires than data do
-    sources = [torch.rand(half // 4, device=device.torch) for _ in range(copies_of(2 * half, protocol))]
+    # a candidate's launches have as many, and one more to warm up
+    count = copies_of(2 * half, protocol) + has_warm_copy(2 * half, protocol)
+    sources = [torch.rand(half // 4, device=device.torch) for _ in range(count)]
     pairs = [(torch.empty_like(source), source) for source in sources]
     copies: tuple[Copy, Copy] = torch.Tensor.copy_, lambda target, source: torch.abs(source, out=target)
     samplers = [_sampler(copy, pairs, protocol, device) for copy in copies]
@@ -41,4 +43,5 @@ def _sampler(
 ) -> Sampler:
     launches = [partial(copy, target, source) for target, source in pairs]
     working_set = 2 * pairs[0][0].nbytes
-    return sampler_for(launches, capturable=True, working_set=working_set, protocol=protocol, device=device)
+    warm = launches.pop() if has_warm_copy(working_set, protocol) else None
+    return sampler_for(launches, capturable=True, working_set=working_set, protocol=protocol, device=device, warm=warm)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import secrets
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
 from time import perf_counter_ns
 from typing import Any
@@ -34,6 +35,8 @@ _LEAST_US = 0.01
 """The least time of a launch after the flush is subtracted: ratios need a positive number."""
 _FLUSH_COLUMNS = 1024
 """A sum over many short rows is one kernel; one over everything allocates memory for a second step."""
+_PART = 3
+"""One sample in so many is the last of its part."""
 _BASELINES = 31
 _FIRST_BASELINES = 7
 _BASELINE_LASTS_NS = 20_000_000
@@ -171,6 +174,7 @@ class GraphSampler(Sampler):
         """``flushes`` come before the turn, and are subtracted. Raises CaptureError."""
         # the graph holds addresses: the tensors of the launches must live as long as the graph
         self._turn = LaunchRound(turn, flushes.flush if flushes else None, flushes.captured if flushes else None)
+        self.in_a_row = self._turn.launches
         self._clock = DeviceClock()
         self._graph = Graph(self._turn, device.torch)
 
@@ -180,11 +184,14 @@ class GraphSampler(Sampler):
 
     def take(self, count: int) -> list[Sample]:
         copies = range(self._turn.copies)
+        taken: list[Sample] = []
+        for size in parts_of(count, alone=self.between.alone):
+            between = partial(self._before, copies, size)
+            taken += self._clock.time([self._graph.replay] * size, between)
+        return self._turn.per_launch(taken)
 
-        def between(number: int) -> None:
-            self.between(copies, last=number == count - 1)
-
-        return self._turn.per_launch(self._clock.time([self._graph.replay] * count, between))
+    def _before(self, copies: Sequence[int], size: int, number: int) -> None:
+        self.between(copies, last=number == size - 1)
 
     def replay(self) -> None:
         self._clock.time([self._graph.replay])
@@ -202,6 +209,7 @@ class BacklogSampler(Sampler):
         """``host_us``: the host's time for one launch."""
         self.refused = refused
         self._turn = LaunchRound(turn, flushes.flush if flushes else None, flushes.launched if flushes else None)
+        self.in_a_row = self._turn.launches
         self._clock = DeviceClock(_HEAD_START_US + 2 * host_us * self._turn.launches)
 
     @property
@@ -224,20 +232,24 @@ class BacklogSampler(Sampler):
 
 
 class LaunchRound:
-    """The launches of one sample, after a flush where they need one, whose time is subtracted."""
+    """The launches of one sample, after a flush where they need one, whose time is subtracted.
+
+    Each read of a flush has its own part of the launches behind it.
+    """
 
     def __init__(self, turn: Sequence[Enqueue], flush: Flush | None, baseline: Baseline | None) -> None:
-        self._turn = turn
-        self._reads = flush.reads if flush else [_nothing]
+        reads: Sequence[Callable[[], object]] = flush.reads if flush else [_nothing]
+        size = -(-len(turn) // len(reads))
+        self._parts = [(read, turn[size * place : size * (place + 1)]) for place, read in enumerate(reads)]
         self._baseline = baseline
-        self.launches = len(turn) * len(self._reads)
+        self.launches = len(turn)
         self.copies = len(set(turn))
         self.suffix = "+flush" if flush else ""
 
     def __call__(self) -> None:
-        for read in self._reads:
+        for read, launches in self._parts:
             read()
-            for launch in self._turn:
+            for launch in launches:
                 launch()
 
     def per_launch(self, samples: Sequence[Sample]) -> list[Sample]:
@@ -263,13 +275,16 @@ class SingleSampler(LaunchSampler):
         """Do nothing: the first look has warmed up launches as long as these."""
 
     def take(self, count: int) -> list[Sample]:
-        places = self._turn(count)
+        taken: list[Sample] = []
+        for size in parts_of(count, alone=self.between.alone):
+            places = self._turn(size)
+            works = [self._launches[place] for place in places]
+            taken += self._clock.time(works, partial(self._before, places), self.between.look)
+        return taken
 
-        def between(number: int) -> None:
-            self.between([places[number]], last=number == count - 1)
-            self.between.ready()
-
-        return self._clock.time([self._launches[place] for place in places], between, self.between.look)
+    def _before(self, places: Sequence[int], number: int) -> None:
+        self.between([places[number]], last=number == len(places) - 1)
+        self.between.ready()
 
     def replay(self) -> None:
         self._clock.time(self._launches)
@@ -286,6 +301,22 @@ class HostTime:
         began = perf_counter_ns()
         self._launch()
         self.us = (perf_counter_ns() - began) / 1e3
+
+
+def parts_of(count: int, *, alone: bool = False) -> Iterator[int]:
+    """Sizes of parts in which so many samples are queued, drawn at random: each sample is the last with equal chances.
+
+    ``alone``: each part is one sample.
+
+    Only the last of a part may be judged. A kernel may tell where a part begins, by the longer pause, and could leave
+    out work in the samples before the last one if it knew how many there are.
+    """
+    while count > 0:
+        size = 1
+        while not alone and size < count and secrets.randbelow(_PART):
+            size += 1
+        yield size
+        count -= size
 
 
 def _nothing() -> None:

@@ -22,9 +22,10 @@ class TimingProtocol:
     clock           "cuda_event" around device work, "perf_counter" around a call on the CPU
     cache_bytes     the last-level cache that must be cold
     regime          "cold" or "hot": there launches follow each other on the same tensors
-    max_copies      a working set (inputs and outputs) is made cold by rotating copies of it, at most this many
-    flush           where these are too small to evict each other, each round over them begins by reading twice the
-                    cache, and the time of the read alone is subtracted
+    max_copies      a working set (inputs and outputs) is made cold by rotating copies of it, at most this many; more
+                    where a sample on a GPU would come to one of them twice
+    flush           where these are too small to evict each other, as many launches follow each read of twice the cache,
+                    and the time of the read alone is subtracted
     sample_us       launches are grouped until a sample lasts at least this long
     single_above_us a launch that lasts longer is a sample of its own, between two events
     turn_us         the longest that launches on all copies take: of a slow launch fewer copies are used, two at least;

@@ -9,9 +9,17 @@ from dataclasses import dataclass
 
 from ...device import Device
 from .capture import CaptureError, try_capture
-from .device_samplers import BacklogSampler, DeviceClock, GraphSampler, HostTime, SingleSampler, flushes_of
+from .device_samplers import (
+    BacklogSampler,
+    DeviceClock,
+    Flushes,
+    GraphSampler,
+    HostTime,
+    SingleSampler,
+    flushes_of,
+)
 from .protocol import TimingProtocol
-from .samplers import ClockSampler, Enqueue, Sampler, ScreenedSampler, needs_flush, no_collection
+from .samplers import ClockSampler, Enqueue, Sampler, ScreenedSampler, copies_of, needs_flush, no_collection
 
 _MOST_LAUNCHES = 64
 """Most launches of a sample, unless there are more copies. Where the copies are cold, 64 always last long enough."""
@@ -22,6 +30,8 @@ _FIRST_LAUNCH_US = 10.0
 _FIRST_CALL_US = 5.0
 _FIRST_HEAD_START_US = 100.0
 _LOOKS = 2
+_READS = 2
+"""Reads of a flush: launches on as many copies follow each of them."""
 _CALLS = 3
 
 
@@ -54,41 +64,45 @@ def sampler_for(
     protocol: TimingProtocol,
     device: Device,
     best_us: float | None = None,
+    warm: Enqueue | None = None,
+    once: bool = False,
 ) -> Sampler:
     """The sampler that the protocol asks for. ``launches``: one per rotating copy of a ``working_set`` of bytes.
 
-    ``best_us``: the best time so far; a candidate far from it is not sampled (it gets a ScreenedSampler).
+    ``best_us``: the best time so far; a candidate far from it is not sampled (it gets a ScreenedSampler). ``warm``: a
+    launch on a copy of its own, on a CPU. ``once``: on a GPU no sample launches twice on a copy, however few there are.
     """
-    look = _look(launches) if device.type == "cuda" else _look_by_clock(launches, protocol)
-    used = launches[: copies_in_time(len(launches), look.estimate_us, protocol)]
-    sampler = _sampler_after(look, used, capturable, working_set, protocol, device, best_us)
+    on_gpu = device.type == "cuda"
+    look = _look(launches) if on_gpu else _look_by_clock(launches, protocol)
+    turn = Turn(copies_in_time(len(launches), look.estimate_us, protocol))
+    if on_gpu:
+        turn = turn_of(len(launches), look.estimate_us, working_set, protocol, once=once)
+    used = launches[: turn.copies]
+    sampler: Sampler
+    if look.is_hopeless(best_us, protocol, _FIRST_LAUNCH_US if on_gpu else _FIRST_CALL_US):
+        used = used[: copies_of(working_set, protocol)] if on_gpu else used
+        sampler = ScreenedSampler(used, look.times)
+    elif on_gpu:
+        flushes = flushes_of(2 * protocol.cache_bytes, device) if turn.flushed else None
+        sampler = _on_gpu(look, used, turn.times, flushes, protocol, capturable, device)
+    else:
+        sampler = ClockSampler(used, protocol, statistics.median(look.times), len(look.times), warm)
     sampler.copies, sampler.launch_us = len(used), look.estimate_us
     return sampler
 
 
-def copies_in_time(copies: int, launch_us: float, protocol: TimingProtocol) -> int:
-    """The number of copies to launch on: as many as fit into ``turn_us``, and at least two."""
-    return min(copies, max(2, int(protocol.turn_us / launch_us)))
-
-
-def _sampler_after(
+def _on_gpu(
     look: Look,
     launches: Sequence[Enqueue],
-    capturable: bool,
-    working_set: int,
+    times: int,
+    flushes: Flushes | None,
     protocol: TimingProtocol,
+    capturable: bool,
     device: Device,
-    best_us: float | None,
 ) -> Sampler:
-    on_gpu = device.type == "cuda"
-    if look.is_hopeless(best_us, protocol, _FIRST_LAUNCH_US if on_gpu else _FIRST_CALL_US):
-        return ScreenedSampler(launches, look.times)
-    if not on_gpu:
-        return ClockSampler(launches, protocol, statistics.median(look.times), len(look.times))
     if look.estimate_us >= protocol.single_above_us:
         return SingleSampler(launches, look.host_us, len(look.times))
-    flushes = flushes_of(2 * protocol.cache_bytes, device) if needs_flush(working_set, protocol) else None
-    turn = list(launches) * (1 if flushes else rounds(len(launches), look.estimate_us, protocol))
+    turn = list(launches) * times
     if capturable:
         try:
             try_capture(launches[0], device.torch)
@@ -96,6 +110,43 @@ def _sampler_after(
         except CaptureError as fault:
             return BacklogSampler(turn, look.host_us, flushes, refused=str(fault))
     return BacklogSampler(turn, look.host_us, flushes)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A sample's launches: on how many copies, how many ``times`` each, and whether they come after a flush."""
+
+    copies: int
+    times: int = 1
+    flushed: bool = False
+
+
+def turn_of(
+    available: int, launch_us: float, working_set: int, protocol: TimingProtocol, *, once: bool = False
+) -> Turn:
+    """The launches of a sample on a GPU, given how many copies are ``available``.
+
+    No copy comes twice where enough are available. In a launch that finds its own inputs and output as an earlier one
+    of the sample left them, a candidate could do nothing: a kernel knows by a clock of the device, or by counting,
+    that nobody has written to them. All outputs would be right, and the time half of what it is, or less.
+
+    ``once``: no copy comes twice in any case. The time of the events around few short launches is then subtracted with
+    that of a flush.
+    """
+    flushed, cold = needs_flush(working_set, protocol), min(available, copies_of(working_set, protocol))
+    wanted = cold * (_READS if flushed else rounds(cold, launch_us, protocol))
+    copies = copies_in_time(min(available, wanted), launch_us, protocol)
+    if once:
+        is_short = copies * launch_us < protocol.sample_us / 2
+        return Turn(copies, 1, flushed or (protocol.flush and is_short))
+    if flushed:
+        return Turn(copies, 1 if copies == wanted else _READS, flushed)
+    return Turn(copies, rounds(copies, launch_us, protocol))
+
+
+def copies_in_time(copies: int, launch_us: float, protocol: TimingProtocol) -> int:
+    """The number of copies to launch on: as many as fit into ``turn_us``, and at least two."""
+    return min(copies, max(2, int(protocol.turn_us / launch_us)))
 
 
 def rounds(copies: int, launch_us: float, protocol: TimingProtocol) -> int:

@@ -15,9 +15,6 @@ from .between_samples import BetweenSamples
 from .session import clone
 from .verdicts import Flags
 
-_WARM = -2
-"""Place, among the copies of a sample, of that which may be launched on once more before the clock starts."""
-
 KeepMutation = Callable[[int, tuple[Any, ...]], Callable[[], Flags]]
 """Copies what a launch has left of a rotating copy that held these values; returns a function that judges it."""
 
@@ -26,27 +23,37 @@ class BetweenMutations(BetweenSamples):
     """Writes mutated arguments anew, moved as other inputs are, in all copies of a sample.
 
     One copy is drawn whose contents are remembered, among those on which the sample launches once: it may be judged.
+    That happens before every sample, so that the pause before a sample does not tell whether it is judged. On a GPU
+    all of it is queued behind the sample before, and nobody waits: the copies that are made are judged at the end.
+
+    Arguments that were just written are in the cache, waiting to be written to memory: a launch that needs its place
+    would do that in its own time, and find the last ones hot. So a GPU's cache is read full of other data at last,
+    before the clock starts.
     """
 
     _fresh: Mapping[int, Any] = {}
     _keep_mutation: KeepMutation | None = None
+    _flush: Callable[[], object] | None = None
     _drawn_copy: tuple[int, tuple[Any, ...], int] | None = None
     """The copy, what it held, and the rotation's writes by then."""
 
-    def refresh(self, values: Mapping[int, Any], keep: KeepMutation) -> None:
-        """Write these values of mutated arguments, by place, before each sample."""
-        self._fresh, self._keep_mutation = values, keep
+    def refresh(self, values: Mapping[int, Any], keep: KeepMutation, flush: Callable[[], object] | None) -> None:
+        """Write these values of mutated arguments, by place, before each sample; then ``flush`` the cache."""
+        self._fresh, self._keep_mutation, self._flush = values, keep, flush
+        self.alone = True
 
     def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
         self._keep_what_was_left()
         # first: to write elements anew undoes every change
-        self._rotation.move(dict.fromkeys(copies), self._fresh)
+        self._rotation.move(dict.fromkeys([*copies, *self.warmed]), self._fresh)
         super().__call__(copies, last=last)
         self._drawn_copy = None
-        once = [copy for copy, count in Counter([*copies, *copies[_WARM:][:-1]]).items() if count == 1]
-        if once and last:
+        once = [copy for copy, count in Counter(copies).items() if count == 1]
+        if once:
             copy = secrets.choice([once[-1], secrets.choice(once)])
             self._drawn_copy = copy, clone(self._rotation.copies[copy]), self._rotation.writes
+        if self._flush is not None:
+            self._flush()
 
     def settle(self) -> None:
         self._keep_what_was_left()

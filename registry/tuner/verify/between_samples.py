@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 from typing import Any
 
 from ..measure.rotation import Rotation
@@ -73,8 +73,11 @@ class BetweenSamples:
         self._rotation = rotation
         self._inputs = inputs
         self._moved = moved
-        self.copies = range(len(rotation.copies))
-        """Indices of the copies that are launched on."""
+        self.copies: Sequence[int] = range(len(rotation.copies))
+        """Indices of the copies that are launched on, and of those for warming up."""
+        self.alone = False
+        self.warmed: Sequence[int] = ()
+        """Indices of the copies on which no launch is timed: others warm up there."""
         self._outputs = outputs
         self._looked_at = looked_at
         self._returned = returned
@@ -95,6 +98,8 @@ class BetweenSamples:
         self._unjudged: tuple[Sequence[int], int, int] = (), 0, 0
         """The copies of the latest sample on changed inputs, the rotation's writes by then, and its weight."""
         self._comparison = RenewedPairs(self)
+        self._writing_ns = 0
+        """The least time that it took to write the inputs again and to change them."""
         self._prepare = self._change
         self._kept: list[Callable[[], Flags] | None] = [None]
         self._referenced = 1
@@ -125,7 +130,8 @@ class BetweenSamples:
     def ready(self) -> None:
         """Change elements all over the outputs of a sample that is going to be judged.
 
-        To be called after the warm-up, which may have written the right output of a copy.
+        To be called before the warm-up, which uses other copies: the pause between it and the first timed launch would
+        tell whether the sample is going to be judged.
         """
         if self._next:
             for elements in self._looked_at:
@@ -144,7 +150,23 @@ class BetweenSamples:
         return self._rotation.writes, 1
 
     def _write_again(self, copies: Sequence[int]) -> tuple[int, int]:
+        began = perf_counter_ns()
         self._rotation.rewrite(copies, self._moved)
+        done = self._change(copies)
+        took_ns = perf_counter_ns() - began
+        # another program may have had the core meanwhile
+        self._writing_ns = min(took_ns, self._writing_ns or took_ns)
+        return done
+
+    def _wait_and_change(self, copies: Sequence[int]) -> tuple[int, int]:
+        began = perf_counter_ns()
+        done = self._change(copies)
+        # not asleep: the processor would run slower after that
+        while perf_counter_ns() - began < self._writing_ns:
+            pass
+        return done
+
+    def _change_only(self, copies: Sequence[int]) -> tuple[int, int]:
         return self._change(copies)
 
     def _exchange(self, copies: Sequence[int]) -> tuple[int, int]:
@@ -178,7 +200,13 @@ class BetweenSamples:
 
     def meet(self, inputs: Inputs) -> None:
         """Let the following samples find such inputs, see ``renewed.Inputs``."""
-        self._prepare = {"usual": self._change, "known": self._write_again, "new": self._exchange}[inputs]
+        self._prepare = {
+            "usual": self._change,
+            "known": self._write_again,
+            "new": self._exchange,
+            "waited": self._wait_and_change,
+            "quick": self._change_only,
+        }[inputs]
 
     def settle(self) -> None:
         """Put the inputs back, and read the verdicts; raises WrongError."""

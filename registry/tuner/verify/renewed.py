@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from typing import Literal, Protocol
 
-from ..measure.samplers import Sampler
+from ..measure.samplers import Sample, Sampler
 from .verdicts import WrongError
 
 _BOUND = 1.5
@@ -20,6 +20,12 @@ _ALIKE, _LONGER = 2, 8
 Where other programs take the cores, a pair in five of an honest candidate is beyond the bound: disturbances only add
 time. So the shortest sample on new inputs must be beyond it, too, compared with the median on known ones.
 """
+_ALIKE_WAITED = 2
+"""Pairs after a pause within the bound that acquit, more than are beyond it."""
+_MOST_WAITED = 12
+"""Pairs after a pause, with those during which the process lost a core, after which the machine is too busy to tell."""
+_PAUSE_COSTS_US = 100.0
+"""What a pause may cost the launches that follow it, all together: on cores with five times their load it was 35."""
 _LONG_US = 10_000.0
 """A launch of at least so many µs finds nothing in a cache that was written before it, and one pair acquits."""
 _RETAKES = 2
@@ -29,8 +35,15 @@ _TOLD = (
     " what depends on changed elements, but other calls bring inputs that are new"
 )
 
-Inputs = Literal["usual", "known", "new"]
-"""The usual inputs; known: the usual ones, all their memory written again; new: never used, written as well."""
+_TOLD_WAITED = (
+    "it takes {:.3g} times as long after a pause as after none: it tells by the pause that inputs were written, which"
+    " are compared with new ones, and works less where it is timed"
+)
+
+Inputs = Literal["usual", "known", "new", "waited", "quick"]
+"""The usual inputs; known: the usual ones, all their memory written again; new: never used, written as well.
+
+waited: the usual ones, after a pause as long as writing them took; quick: the usual ones, of a sample not judged."""
 
 
 class Meets(Protocol):
@@ -41,28 +54,39 @@ class Meets(Protocol):
 
 
 class RenewedPairs:
-    """Pairs of samples on the same copies, with caches in the same state: as much memory is written before both."""
+    """Pairs of samples on the same copies, with caches in the same state: as much memory is written before both.
+
+    To write takes time, so that a candidate can tell these samples by the pause before them: it would work alike in
+    both, and less in the others. So samples after such a pause, in which nothing was written, are compared with those
+    that follow the sample before as timed ones do. These pairs are on copies that come one after the other: one copy
+    launched on twice would be in the cache the second time.
+    """
 
     def __init__(self, meets: Meets) -> None:
         self._meets = meets
-        self._pairs: list[tuple[float, float]] = []
-        self._alike = self._longer = 0
+        self._new, self._waited = _New(), _Waited()
 
     def go_on(self, sampler: Sampler) -> bool:
-        """Take one more pair, unless enough were within the bound; True if enough are now. Raises WrongError."""
+        """Take one more pair, unless enough were within the bound; True if enough are now. Raises WrongError.
+
+        Pairs after a pause come last: by then all copies were met, and the pauses before are usual ones.
+        """
         is_long = sampler.launch_us >= _LONG_US
-        enough = 1 if is_long else _ALIKE
-        if self._alike < enough:
-            try:
-                self._add(*self._pair(sampler, is_long=is_long))
-            finally:
-                self._meets.meet("usual")
-        return self._alike >= enough
+        # a pause is short beside a long launch, and each takes time
+        enough, enough_waited = (1, 0) if is_long else (_ALIKE, _ALIKE_WAITED)
+        try:
+            if not self._new.is_enough(enough):
+                self._new.add(*self._pair(sampler, is_long=is_long))
+            elif not self._waited.is_enough(enough_waited):
+                self._waited.add(*self._waited_pair(sampler), _PAUSE_COSTS_US / sampler.in_a_row)
+        finally:
+            self._meets.meet("usual")
+        return self._new.is_enough(enough) and self._waited.is_enough(enough_waited)
 
     def _pair(self, sampler: Sampler, *, is_long: bool) -> tuple[float, float]:
         place = sampler.place
         self._meets.meet("known")
-        if not is_long or self._pairs:
+        if not is_long or self._new.has_begun:
             # the inputs on these copies may have been new in the latest sample
             _sample(sampler, place)
         known_us = _sample(sampler, place)
@@ -74,10 +98,35 @@ class RenewedPairs:
             sampler.take(1)
         return known_us, new_us
 
-    def _add(self, known_us: float, new_us: float) -> None:
+    def _waited_pair(self, sampler: Sampler) -> tuple[Sample, Sample]:
+        self._meets.meet("waited")
+        (waited,) = sampler.take(1)
+        self._meets.meet("quick")
+        (quick,) = sampler.take(1)
+        return quick, waited
+
+
+class _New:
+    """Pairs of times on known and on new inputs."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[float, float]] = []
+        self._longer = 0
+        self._acquitted = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there are pairs."""
+        return bool(self._pairs)
+
+    def is_enough(self, wanted: int) -> bool:
+        """Whether so many pairs were within the bound, or the others are disturbances."""
+        return self._acquitted or len(self._pairs) - self._longer >= wanted
+
+    def add(self, known_us: float, new_us: float) -> None:
+        """Add a pair; raises WrongError."""
         self._pairs.append((known_us, new_us))
         if new_us <= _BOUND * known_us:
-            self._alike += 1
             return
         self._longer += 1
         if self._longer < _LONGER:
@@ -85,7 +134,46 @@ class RenewedPairs:
         times = min(new for _, new in self._pairs) / statistics.median(known for known, _ in self._pairs)
         if times > _BOUND:
             raise WrongError("wrong_result", _TOLD.format(times))
-        self._alike = _ALIKE
+        self._acquitted = True
+
+
+class _Waited:
+    """Pairs of times after no pause and after one.
+
+    Unlike who looks at the inputs, who goes by a pause errs now and then: so a pair beyond the bound makes up for one
+    within it, and the shortest quarter of the times after a pause may be chance. But a pause also costs who is honest
+    some time, more on a busy machine: other programs fill the caches meanwhile, and threads fall asleep.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[float, float]] = []
+        self._alike = self._longer = self._taken = 0
+        self._acquitted = False
+
+    def is_enough(self, wanted: int) -> bool:
+        """Whether so many pairs more were within the bound than beyond it, or these are disturbances."""
+        return self._acquitted or self._alike - self._longer >= wanted
+
+    def add(self, quick: Sample, waited: Sample, allowance_us: float) -> None:
+        """Add a pair; raises WrongError. ``allowance_us``: what a pause may cost each launch."""
+        self._taken += 1
+        self._acquitted = self._taken >= _MOST_WAITED
+        is_alike = waited.us - allowance_us <= _BOUND * quick.us
+        # a time that is short although the process lost a core tells as much as another
+        if not quick.clean or not (waited.clean or is_alike):
+            return
+        self._pairs.append((quick.us, waited.us - allowance_us))
+        if is_alike:
+            self._alike += 1
+            return
+        self._longer += 1
+        if self._longer < _LONGER:
+            return
+        low = sorted(waited_us for _, waited_us in self._pairs)[len(self._pairs) // 4]
+        times = low / statistics.median(quick_us for quick_us, _ in self._pairs)
+        if times > _BOUND:
+            raise WrongError("wrong_result", _TOLD_WAITED.format(times))
+        self._acquitted = True
 
 
 def _sample(sampler: Sampler, place: int) -> float:

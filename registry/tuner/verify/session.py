@@ -26,7 +26,7 @@ from ...implementation import Tensors
 from ...problem import Arguments, Problem
 from ..measure.protocol import TimingProtocol
 from ..measure.rotation import Rotation
-from ..measure.samplers import copies_of
+from ..measure.samplers import copies_at_hand, has_warm_copy
 from ..planning.twin import twin_of
 from ..planning.variants import variants_at
 
@@ -206,11 +206,17 @@ class Session:
 
     @cached_property
     def rotation(self) -> Rotation:
-        """The rotating copies that are timed; ``show`` says which inputs they hold."""
+        """The copies that are timed in turn, last the one for ``warms``; ``show`` says which inputs they hold."""
         values = self.values(self.timed_kind)
-        rotation = Rotation(values, copies_of(self.working_set, self.protocol), self.independent)
+        count = copies_at_hand(self.working_set, self.protocol, self.device.memory_bytes)
+        rotation = Rotation(values, count + self.warms, self.independent)
         rotation.show(self.timed_kind, values)
         return rotation
+
+    @cached_property
+    def warms(self) -> bool:
+        """Whether the last of the rotating copies is for launches that warm up, and no other launch uses it."""
+        return has_warm_copy(self.working_set, self.protocol)
 
     def show(self, kind: str) -> None:
         """Let the rotating copies hold inputs of that kind."""

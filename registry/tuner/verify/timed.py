@@ -18,6 +18,7 @@ from ...correctness.bounds import holding
 from ...correctness.output_faults import output_faults, overlap, plain_fault, poison
 from ...dispatch.plans.plan import Plan
 from ...implementation import Tensors
+from ..measure.device_samplers import flushes_of
 from ..measure.samplers import Enqueue
 from ..measure.secret_elements import FlippedElements
 from ..measure.spread_elements import OfReturned, OfStack, SpreadElements
@@ -52,6 +53,8 @@ _address = torch.Tensor.data_ptr
 class TimedPlan:
     """One launch a rotating copy, each with outputs of its own; scratch is shared. Both are poisoned at first.
 
+    ``warm`` is a launch on a copy for warming up, which none of ``launches`` uses; None where there is no such copy.
+
     ``between`` is to be called before each sample. ``judged``: whether some samples are judged, which needs the
     reference.
     """
@@ -61,9 +64,7 @@ class TimedPlan:
         self._session = session
         self._functional = plan.candidate.implementation.returns_outputs
         self._judged = judged and session.is_roomy and not session.op.parsed.mutates
-        # a graph and a flush launch several times on a copy: what is right then is not known
-        on_host = session.device.type == "cpu"
-        self._mutates = judged and session.is_roomy and session.op.parsed.mutates and on_host
+        self._mutates = judged and session.is_roomy and session.op.parsed.mutates
         # without a twin the answer costs a reference, too much where only times are wanted
         asked = judged or session.twin is not None
         self._changeable = self._places() if asked and session.is_mixable else ()
@@ -72,16 +73,20 @@ class TimedPlan:
         self._held = HeldResults()
         self._prepared: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Prepared tensors of one copy, chosen at random, each with a copy from when it was made."""
-        self.show(session.timed_kind, values)
         copies = session.rotation.copies
+        self._used: Sequence[int] = range(len(copies))
+        """Indices of the copies that launches use."""
+        self.show(session.timed_kind, values)
         specs = () if self._functional else plan.signature.outputs.values()
         self._stacks = tuple(Stack(spec, len(copies)) for spec in specs)
         # one scratch for all launches, as the allocator reuses one from call to call: a workspace may take gigabytes
         self._scratch = {name: Stack(spec, 1) for name, spec in plan.signature.scratch.items()}
-        self.outputs: list[Tensors] = [
-            tuple(stack.tensors[copy] for stack in self._stacks) for copy in range(len(copies))
-        ]
-        self.launches: list[Enqueue] = [self._launch(copy, values) for copy, values in enumerate(copies)]
+        given = [tuple(stack.tensors[copy] for stack in self._stacks) for copy in range(len(copies))]
+        count = len(copies) - session.warms
+        self.outputs: list[Tensors] = given[:count]
+        self.launches: list[Enqueue] = [self._launch(copies[copy], self.outputs, copy) for copy in range(count)]
+        self._warmed = range(count, len(copies))
+        self.warm = self._launch(copies[count], given[count:], 0) if self._warmed else None
         self.between = self._between()
 
     def _between(self) -> BetweenSamples:
@@ -101,10 +106,13 @@ class TimedPlan:
             self._kept if self._judged else None,
             returned=self._functional,
         )
+        between.warmed = self._warmed
         most = max(1, min(_MOST_KEPT, _KEPT_BYTES // max(session.working_set, 1)))
         between.keep_up_to(most, min(_MOST_QUICK, _QUICK_BYTES // max(session.working_set, 1)) if case else 0)
         if isinstance(between, BetweenMutations):
-            between.refresh({place: values[place] for place in session.mutated}, self._kept_mutation)
+            cold = session.device.type == "cuda" and session.protocol.regime == "cold"
+            flush = flushes_of(2 * session.protocol.cache_bytes, session.device).flush if cold else None
+            between.refresh({place: values[place] for place in session.mutated}, self._kept_mutation, flush)
         return between
 
     def _looked_at(self) -> list[SpreadElements]:
@@ -175,11 +183,12 @@ class TimedPlan:
     def keep(self, copies: int) -> None:
         """Launch on the first ``copies`` alone from now on: of a slow kernel no more can be timed."""
         del self.launches[copies:], self.outputs[copies:]
-        self.between.copies = range(copies)
+        self.between.copies = self._used = [*range(copies), *self._warmed]
 
     def release(self) -> None:
         """Let go of the launches and their scratch: runs that follow have scratch of their own."""
         self.launches.clear()
+        self.warm = None
         self._scratch.clear()
 
     def show(self, kind: str, values: tuple[Any, ...]) -> None:
@@ -188,7 +197,7 @@ class TimedPlan:
         rotation.show(kind, values)
         if prepared:
             rotation.announce()
-            extended = [prepared.extend(copy) for copy in rotation.copies]
+            extended = [prepared.extend(rotation.copies[copy]) for copy in self._used]
             made = secrets.choice(extended)[len(values) :]
             self._prepared = [(tensor, tensor.clone()) for tensor in made]
 
@@ -275,8 +284,9 @@ class TimedPlan:
             name = self._session.op.parsed.names[place]
             checks.add([flag], "wrong_result", f"it writes outside {name}, which it mutates")
 
-    def _launch(self, place: int, values: tuple[Any, ...]) -> Enqueue:
-        plan, outputs = self._plan, self.outputs
+    def _launch(self, values: tuple[Any, ...], outputs: list[Tensors], place: int) -> Enqueue:
+        """A launch on these arguments, whose outputs are those at a place of ``outputs``, or are put there."""
+        plan = self._plan
         scratch = handed_out([stack.tensors[0] for stack in self._scratch.values()])
         # what it does to the objects that it is given must not reach those that are written to and judged
         extended, given = handed_out(plan.prepared.extend(values)), handed_out(outputs[place])

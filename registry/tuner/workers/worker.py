@@ -282,6 +282,8 @@ class Worker:
             protocol=protocol,
             device=self._device,
             best_us=best_us,
+            warm=timed.warm,
+            once=session.op.parsed.mutates,
         )
         sampler.between = timed.between
         if sampler.refused:

@@ -2,85 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from registry.device import Device
 from registry.tuner.measure import device_samplers
-from registry.tuner.measure.device_samplers import BacklogSampler, DeviceClock, Flushes, GraphSampler, SingleSampler
-from registry.tuner.measure.samplers import Enqueue
+from registry.tuner.measure.device_samplers import (
+    BacklogSampler,
+    DeviceClock,
+    Flushes,
+    GraphSampler,
+    SingleSampler,
+    parts_of,
+)
+from registry.tuner.measure.samplers import Enqueue, Nothing
 
-
-class Simulated:
-    """A device and its host, each with a clock in µs. The device starts what is queued when it was queued, or later."""
-
-    def __init__(self) -> None:
-        self.host_us = self.device_us = 0.0
-        self.events: dict[Any, float] = {}
-
-    def queue(self, device_us: float, host_us: float = 5.0) -> None:
-        self.host_us += host_us
-        self.device_us = max(self.device_us, self.host_us) + device_us
-
-    def record(self, event: Any, stream: object) -> None:
-        self.queue(0.0, host_us=1.0)
-        self.events[event] = self.device_us
-
-    def query(self, event: Any) -> bool:
-        return self.events[event] <= self.host_us
-
-    def wait(self, event: Any = None) -> None:
-        self.host_us = max(self.host_us, self.device_us)
-
-    def elapsed_ms(self, start: Any, end: Any) -> float:
-        return (self.events[end] - self.events[start]) / 1e3
-
-
-class SimulatedGraph:
-    """Queues at once, in 10 µs of the host, all that its launches queue one by one."""
-
-    device: Simulated
-
-    def __init__(self, enqueue: Callable[[], object], _device: object) -> None:
-        self._enqueue = enqueue
-
-    def replay(self) -> None:
-        began = self.device.host_us
-        start = max(self.device.device_us, began)
-        idle = Simulated()
-        idle.device_us = 1e9
-        self.device.__dict__, kept = idle.__dict__, self.device.__dict__
-        self._enqueue()
-        work = idle.device_us - 1e9
-        self.device.__dict__ = kept
-        self.device.host_us = began + 10.0
-        self.device.device_us = max(start, self.device.host_us) + work
-
-    def close(self) -> None:
-        """Nothing is held."""
+from ..simulated_device import Simulated, simulate
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Simulated:
-    simulated = Simulated()
-    for name, replacement in {
-        "_Event": lambda enable_timing: object(),
-        "_record": simulated.record,
-        "_query": simulated.query,
-        "_wait": simulated.wait,
-        "_elapsed_ms": simulated.elapsed_ms,
-        "_set_stream": lambda stream: None,
-        "_sleep": lambda cycles: simulated.queue(cycles / 2000),
-        "_sum": lambda *_, out: simulated.queue(30.0),
-        "Graph": SimulatedGraph,
-    }.items():
-        monkeypatch.setattr(device_samplers, name, replacement)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "a stream")
-    monkeypatch.setattr(SimulatedGraph, "device", simulated, raising=False)
-    return simulated
+    return simulate(monkeypatch)
 
 
 def launches(device: Simulated, us: float, count: int, host_us: float = 5.0) -> list[Enqueue]:
@@ -102,6 +46,36 @@ def test_a_flush_is_in_the_graph_and_not_in_the_time(device: Simulated) -> None:
     sampler = GraphSampler(launches(device, 3.0, 16), CPU, Flushes(1024, torch.device("cpu")))
     assert sampler.how == "graph+flush"
     assert [us for us, _ in sampler.take(3)] == pytest.approx([3.0] * 3)
+
+
+def test_launches_behind_one_read_of_a_flush_are_others_than_those_behind_the_next(
+    device: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued: list[object] = []
+    monkeypatch.setattr(device_samplers, "_sum", lambda *_, out: queued.append("read"))
+    flushes = Flushes(1024, torch.device("cpu"))
+    sampler = BacklogSampler([lambda place=place: queued.append(place) for place in range(4)], 5.0, flushes)  # type: ignore[misc]
+    sampler.replay()
+    assert queued == ["read", 0, 1, "read", 2, 3]
+
+
+class Noting(Nothing):
+    """Notes which samples may be judged."""
+
+    def __init__(self) -> None:
+        self.last: list[bool] = []
+
+    def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
+        self.last.append(last)
+
+
+def test_nobody_knows_which_of_several_samples_may_be_judged(device: Simulated) -> None:
+    for sampler in (GraphSampler(launches(device, 2.0, 64), CPU), SingleSampler(launches(device, 600.0, 4), 5.0)):
+        sampler.between = noting = Noting()
+        assert len(sampler.take(200)) == len(noting.last) == 200
+        assert noting.last[-1]
+        assert 30 < sum(noting.last) < 110, "one in three"
+        assert {len(list(parts_of(3))) for _ in range(200)} == {1, 2, 3}
 
 
 def test_the_flush_is_timed_anew_after_a_while_alone(device: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 
+from registry.contracts import SQUARE
 from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate
 from registry.errors import InvalidArgumentError
 from registry.tuner.jobs import Outcome
 from registry.tuner.measure.protocol import TimingProtocol
-from registry.tuner.measure.samplers import copies_of, needs_flush
-from registry.tuner.measure.sampling import rounds
+from registry.tuner.measure.samplers import copies_at_hand, copies_of, needs_flush
+from registry.tuner.measure.sampling import Turn, rounds, turn_of
 from registry.tuner.planning.problems import plan
 from registry.tuner.storing import RunStore
+from registry.tuner.verify.session import Session
 from tuning_db import Protocol as StoredProtocol
 from tuning_db import Store
 
@@ -88,6 +90,42 @@ def test_a_hot_cache_is_one_copy_that_is_launched_again_and_again() -> None:
         protocol = TimingProtocol.of(device, "hot")
         assert {copies_of(size, protocol) for size in (1, MB, 1000 * MB)} == {1}
         assert not needs_flush(1, protocol)
+
+
+@pytest.mark.parametrize(
+    ("working_set", "launch_us", "turn"),
+    [
+        (64 * 1024, 2.0, Turn(32, 1, flushed=True)),
+        (8 * MB, 4.0, Turn(32)),
+        (8 * MB, 2.0, Turn(64)),
+        (20 * MB, 8.0, Turn(14)),
+        (20 * MB, 100.0, Turn(7)),
+        (200 * MB, 60.0, Turn(2)),
+        # a launch that reads little of its large arguments
+        (200 * MB, 2.0, Turn(2, 25)),
+    ],
+)
+def test_a_sample_on_a_gpu_comes_to_no_copy_twice_where_there_is_room(
+    working_set: int, launch_us: float, turn: Turn
+) -> None:
+    protocol, memory_bytes = TimingProtocol.of(GPU), 141 * 2**30
+    available = copies_at_hand(working_set, protocol, memory_bytes)
+    assert turn_of(available, launch_us, working_set, protocol) == turn
+    # with as many copies as make each other cold, as many launches
+    few = turn_of(copies_of(working_set, protocol), launch_us, working_set, protocol)
+    assert few.copies * few.times == turn.copies * turn.times
+    once = turn_of(available, launch_us, working_set, protocol, once=True)
+    assert (once.copies, once.times) == (turn.copies, 1)
+    assert once.flushed is (turn.flushed or turn.times > 1)
+
+
+def test_a_session_has_a_copy_for_each_launch_of_a_sample_and_on_a_cpu_one_to_warm_up() -> None:
+    problem = SQUARE.problem_of({"n": 1000, "dtype": "float32"})
+    for protocol, copies in ((TimingProtocol.of(GPU), 32), (TimingProtocol.of(GPU, "hot"), 1),
+                             (TimingProtocol.of(CPU), 17), (TimingProtocol.of(CPU, "hot"), 2)):  # fmt: skip
+        session = Session(SQUARE, problem, CPU, protocol, 7)
+        assert len(session.rotation.copies) == copies
+        assert session.warms is (protocol.clock == "perf_counter")
 
 
 def test_on_a_cpu_nothing_is_flushed() -> None:

@@ -239,6 +239,9 @@ def test_a_sample_that_was_disturbed_is_taken_again_for_the_finals() -> None:
 
 def test_a_copy_is_timed_on_the_cpu() -> None:
     sampler = copy_sampler(2**20, CPU, TimingProtocol.of(CPU))
+    assert isinstance(sampler, ClockSampler)
+    assert sampler._warm is not None
+    assert sampler._warm not in sampler._launches
     assert sampler.sample() > 0
 
 

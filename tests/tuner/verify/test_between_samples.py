@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from registry.contracts import SQUARE, VECTOR_ADD
-from registry.tuner.measure.samplers import ClockSampler, Sampler
+from registry.tuner.measure.samplers import ClockSampler, Enqueue, Nothing, Sampler
 from registry.tuner.verify.between_samples import _MOST
 from registry.tuner.verify.session import Session
 from registry.tuner.verify.timed import TimedPlan
@@ -18,8 +19,8 @@ from registry.tuner.verify.verify import WrongError
 from ..going_through import CPU, PROTOCOL, Custom, timed_on
 
 
-def session_of(n: int = 5001) -> Session:
-    return Session(SQUARE, SQUARE.problem_of({"n": n, "dtype": "float32"}), CPU, PROTOCOL, 7)
+def session_of(n: int = 5001, regime: Literal["cold", "hot"] = "cold") -> Session:
+    return Session(SQUARE, SQUARE.problem_of({"n": n, "dtype": "float32"}), CPU, replace(PROTOCOL, regime=regime), 7)
 
 
 def timed_with(session: Session, function: Callable[..., Any]) -> tuple[TimedPlan, Sampler]:
@@ -41,14 +42,48 @@ def test_a_launch_never_meets_the_inputs_and_the_output_that_it_left() -> None:
 
     timed, _ = timed_with(session, square)
     # as many launches a sample however busy the machine is
-    sampler = ClockSampler(timed.launches, PROTOCOL, first_us=PROTOCOL.sample_us / 40)
+    sampler = ClockSampler(timed.launches, PROTOCOL, first_us=PROTOCOL.sample_us / 40, warm=timed.warm)
     sampler.between = timed.between
     again.clear()
     sampler.take(20)
-    # but for the last copy but one, which is launched on once more before each round, to warm up
-    assert sum(again) <= len(again) / len(timed.launches) + 1
+    # the first look may have launched on a copy before
+    assert sum(again) <= 1
     assert len(again) > 100
     timed.between.settle()
+
+
+@pytest.mark.parametrize("regime", ["cold", "hot"])
+def test_what_is_launched_without_being_timed_is_of_no_use_to_what_is(regime: Literal["cold", "hot"]) -> None:
+    session, round_of_calls = session_of(regime=regime), list[tuple[int, int]]()
+    timed, _ = timed_with(session, lambda y, x: round_of_calls.append((x.data_ptr(), y.data_ptr())))
+    sampler = ClockSampler(timed.launches, PROTOCOL, first_us=PROTOCOL.sample_us / 16, warm=timed.warm)
+    sampler.between = timed.between
+    for _ in range(20):
+        round_of_calls.clear()
+        sampler.take(1)
+        (warm_input, warm_output), *calls = round_of_calls
+        assert len(calls) == 16
+        # nor is the memory of another use
+        assert warm_input not in {x for x, _ in calls}
+        assert warm_output not in {y for _, y in calls}
+        assert len(set(calls)) == (16 if regime == "cold" else 1)
+
+
+def test_nothing_but_launches_comes_between_the_warm_up_and_the_timed_launches() -> None:
+    order = list[str]()
+
+    class Ordered(Nothing):
+        def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
+            order.append("between")
+
+        def ready(self) -> None:
+            order.append("ready")
+
+    launches: list[Enqueue] = [lambda: order.append("timed")] * 16
+    sampler = ClockSampler(launches, PROTOCOL, first_us=PROTOCOL.sample_us / 16, warm=lambda: order.append("warm"))
+    sampler.between = Ordered()
+    sampler.take(1)
+    assert order == ["between", "ready", "warm"] + ["timed"] * 16
 
 
 def test_who_skips_while_it_is_timed_is_found_although_every_check_afterwards_finds_it_right() -> None:
@@ -109,9 +144,9 @@ def test_a_part_that_each_launch_leaves_to_the_next_is_found(returned: bool, who
     kind = Returning("square", lambda x: write(torch.empty_like(x), x)) if returned else Custom("square", write)
     timed, sampler = timed_on(session, kind, {})
     if whole_rounds:
-        # every copy comes again after as many launches, and is launched on before the clock starts, too
+        # every copy comes again after as many launches, behind one on the copy that warms up
         assert len(timed.launches) == 16
-        sampler = ClockSampler(timed.launches, PROTOCOL, first_us=PROTOCOL.sample_us / 32)
+        sampler = ClockSampler(timed.launches, PROTOCOL, first_us=PROTOCOL.sample_us / 32, warm=timed.warm)
     sampler.between, between = timed.between, timed.between
     judge = between._judge
     assert judge is not None

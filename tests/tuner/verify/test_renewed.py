@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
-from itertools import count, cycle
+from itertools import cycle
 
 import pytest
 
@@ -35,17 +36,20 @@ class Told(Sampler):
 
 
 def compared(told: Told) -> int:
-    """The number of pairs until it is clear; raises WrongError."""
+    """The number of pairs on new inputs until it is clear; raises WrongError."""
     comparison = RenewedPairs(told)
-    return next(number for number in count(1) if comparison.go_on(told))
+    while not comparison.go_on(told):
+        assert told.inputs == "usual"
+    return sum(inputs == "new" for inputs, _ in told.taken)
 
 
 def test_who_takes_as_long_is_acquitted_by_two_pairs_on_the_same_copies() -> None:
     told = Told(lambda inputs: 10.0)
     assert compared(told) == 2
     once = ["known", "known", "new", "usual"]
-    assert [inputs for inputs, _ in told.taken] == once * 2
-    assert [place for _, place in told.taken] == [0, 0, 0, 1, 2, 2, 2, 3]
+    pause = ["waited", "quick"]
+    assert [inputs for inputs, _ in told.taken] == once * 2 + pause * 2
+    assert [place for _, place in told.taken] == [0, 0, 0, 1, 2, 2, 2, 3, 4, 5, 6, 7]
 
 
 def test_a_long_launch_is_acquitted_by_two_samples() -> None:
@@ -60,6 +64,30 @@ def test_who_takes_longer_on_new_inputs_is_refused(launch_us: float) -> None:
     with pytest.raises(WrongError, match=r"takes 1\.6 times as long on inputs that it has not met"):
         compared(told)
     assert told.inputs == "usual"
+
+
+@pytest.mark.parametrize("after_a_pause", [("known", "new", "waited"), ("waited",)])
+def test_who_takes_longer_after_the_pause_before_compared_inputs_is_refused(after_a_pause: tuple[Inputs, ...]) -> None:
+    told = Told(lambda inputs: 1600.0 if inputs in after_a_pause else 937.5)
+    with pytest.raises(WrongError, match=r"takes 1\.6 times as long after a pause as after none"):
+        compared(told)
+    assert told.inputs == "usual"
+    assert len(told.taken) == 2 * 4 + 8 * 2, "known and new inputs took as long"
+
+
+def test_one_that_errs_about_the_pause_now_and_then_is_refused_too() -> None:
+    times = cycle([1600.0, 1600.0, 1600.0, 1600.0, 900.0])
+    with pytest.raises(WrongError, match="after a pause as after none"):
+        compared(Told(lambda inputs: next(times) if inputs == "waited" else 900.0))
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_machine_that_is_never_at_rest_refuses_nobody(seed: int) -> None:
+    drawn = random.Random(seed)
+    told = Told(lambda inputs: 10.0 * drawn.choice([1.0, 1.0, 1.0, 2.0, 3.0]))
+    compared(told)
+    assert len(told.taken) < 120
 
 
 def disturbed(*often: float) -> Callable[[Inputs], float]:

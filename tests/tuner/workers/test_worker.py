@@ -15,12 +15,15 @@ from registry.contracts import SQUARE
 from registry.contracts.linear_backward import LINEAR_BACKWARD
 from registry.device import Device
 from registry.discovery.catalog import Catalog
+from registry.dispatch.plans.plan import Plan
 from registry.implementation import Implementation, Run
 from registry.problem import Problem, Value
 from registry.space import Config, Space
 from registry.tuner.jobs import PROBED, UNTESTED, BlockJob, Entrant, Outcome, TrialJob, VerificationJob
 from registry.tuner.measure.protocol import TimingProtocol
+from registry.tuner.measure.samplers import ClockSampler, Sampler
 from registry.tuner.verify.probe_inputs import group_of
+from registry.tuner.verify.timed import TimedPlan
 from registry.tuner.workers.worker import Worker
 from registry_torch.linear import LinearBackward
 
@@ -68,6 +71,23 @@ def verification(worker: Worker, *, right_elsewhere: bool, of_own_size: bool = F
     entrant = Entrant("test.right_here", {"nap_ms": 0, "right_elsewhere": right_elsewhere})
     job = VerificationJob(1, "square", DIMS, entrant, PROTOCOL, 0, of_own_size)
     return worker.verification(job, lambda step: None)
+
+
+def test_launches_warm_up_on_a_copy_of_their_own(catalog: Catalog) -> None:
+    made: list[object] = []
+
+    class Noting(Worker):
+        def _sampler(self, plan: Plan, timed: TimedPlan, *others: Any) -> Sampler:
+            sampler = super()._sampler(plan, timed, *others)
+            assert isinstance(sampler, ClockSampler)
+            made.append(sampler._warm)
+            assert timed.warm is sampler._warm
+            return sampler
+
+    catalog.register(RightHere())
+    assert trial(Noting(catalog, CPU), nap_ms=0, right_elsewhere=True).status == "ok"
+    assert made
+    assert None not in made
 
 
 def test_the_first_of_an_implementation_meets_the_probes_before_it_is_timed(worker: Worker) -> None:
