@@ -27,6 +27,7 @@ import torch
 import registry
 from registry import Device, Launch, Op, Problem
 from registry.backends.triton import TritonImplementation
+from registry.discovery.answers import refusals
 from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate, build
 from registry.space import Config
@@ -45,9 +46,7 @@ def able(op: Op, problem: Problem, device: Device) -> list[TritonImplementation]
     return [
         one
         for one in registry.implementations(op.name)
-        if isinstance(one, TritonImplementation)
-        and one.name in IMPLEMENTATIONS
-        and not tuple(one.unsupported(problem, device))
+        if isinstance(one, TritonImplementation) and one.name in IMPLEMENTATIONS and not refusals(one, problem, device)
     ]
 
 

@@ -25,6 +25,7 @@ import torch
 
 import registry
 from registry import Device, Implementation, Op, Problem
+from registry.discovery.answers import refusals
 from registry.tuner.shapes.shapes import read_shapes
 
 from .arguments import output_folder
@@ -88,7 +89,7 @@ def _of_others(op: Op, problem: Problem, device: Device) -> list[Implementation]
         for each in registry.implementations(op.name)
         if each.name.partition(".")[0] in ("torch", *ADAPTERS)
         and device.type in each.device_types
-        and not tuple(each.unsupported(problem, device))
+        and not refusals(each, problem, device)
     ]
 
 

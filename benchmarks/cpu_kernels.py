@@ -26,6 +26,7 @@ import torch
 from registry.contract import Op
 from registry.contracts import BOX
 from registry.device import Device
+from registry.discovery.answers import refusals
 from registry.dispatch.plans.plan import Candidate, Plan, build
 from registry.packed import PackedWeight, unpack
 from registry.problem import Problem
@@ -115,7 +116,7 @@ def plans(op: Op, problem: Problem, values: tuple[Any, ...], device: Device) -> 
     return [
         (build(op, Candidate(one, config), problem, arguments, device), config == one.default(problem, device))
         for one in IMPLEMENTATIONS
-        if one.op == op.name and not list(one.unsupported(problem, device))
+        if one.op == op.name and not refusals(one, problem, device)
         for config in one.space(problem, device)
         if config["threads"] <= torch.get_num_threads() or config == one.default(problem, device)
     ]

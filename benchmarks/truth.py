@@ -23,6 +23,7 @@ import torch
 
 import registry
 from registry import Device, Op, Problem
+from registry.discovery.answers import refusals
 from registry.dispatch.plans.plan import Candidate, build
 from tuning_db import CandidateKey, Decision, Store, Trial
 
@@ -123,7 +124,7 @@ def _default(op: Op, problem: Problem, device: Device) -> Candidate:
     able = [
         implementation
         for implementation in registry.implementations(op.name)
-        if device.type in implementation.device_types and not tuple(implementation.unsupported(problem, device))
+        if device.type in implementation.device_types and not refusals(implementation, problem, device)
     ]
     first = max(able, key=lambda implementation: implementation.preference(problem, device))
     return Candidate(first, first.default(problem, device))

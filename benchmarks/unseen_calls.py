@@ -29,6 +29,7 @@ import torch
 
 import registry
 from registry import Device, Op, Problem, Value, shipped
+from registry.discovery.answers import refusals
 from registry.dispatch.plans.plan import Candidate, build
 from registry.dispatch.resolve.winners.neighbours import octaves_between, sizes_of
 from tuning_db import Decision
@@ -150,7 +151,7 @@ def _warm(calls: Calls, op: Op, near: Sequence[Problem], device: Device) -> Call
 
 def _candidate(op: Op, problem: Problem, own: Decision, device: Device) -> Candidate | None:
     found = {each.name: each for each in registry.implementations(op.name)}.get(own.candidate.implementation)
-    if found is None or [*found.unsupported(problem, device)]:
+    if found is None or refusals(found, problem, device):
         return None
     config = dict(own.candidate.config)
     return None if found.space(problem, device).violations(config) else Candidate(found, config)

@@ -29,6 +29,7 @@ import torch
 
 import registry
 from registry import Device, Op, Problem, shipped
+from registry.discovery.answers import refusals
 from registry.dispatch.plans.plan import Candidate, build
 from tuning_db import Decision, Store
 
@@ -88,7 +89,7 @@ class Unseen:
         """The candidate, if it may run this problem here."""
         device = Device.of(self.values[0].device)
         found = {each.name: each for each in registry.implementations(self.op.name)}.get(implementation)
-        if found is None or device.type not in found.device_types or [*found.unsupported(self.problem, device)]:
+        if found is None or device.type not in found.device_types or refusals(found, self.problem, device):
             return None
         return None if found.space(self.problem, device).violations(config) else Candidate(found, dict(config))
 
@@ -98,7 +99,7 @@ class Unseen:
         able = [
             each
             for each in registry.implementations(self.op.name)
-            if device.type in each.device_types and not [*each.unsupported(self.problem, device)]
+            if device.type in each.device_types and not refusals(each, self.problem, device)
         ]
         first = max(able, key=lambda each: each.preference(self.problem, device))
         return Candidate(first, first.default(self.problem, device))

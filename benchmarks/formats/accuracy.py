@@ -24,6 +24,7 @@ import torch
 
 import registry
 from registry import Device, Implementation, Op
+from registry.discovery.answers import refusals
 from registry.dispatch.plans.plan import Candidate, build
 from registry.problem import Problem
 
@@ -88,7 +89,7 @@ def _results(op: Op, case: Case, device: Device, without: Collection[str]) -> It
 
 
 def _runs(implementation: Implementation, problem: Problem, device: Device) -> bool:
-    if device.type not in implementation.device_types or any(implementation.unsupported(problem, device)):
+    if device.type not in implementation.device_types or refusals(implementation, problem, device):
         return False
     return not implementation.space(problem, device).is_empty
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from registry import Device, Problem
+from registry.discovery.answers import refusals
 from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate, build
 from registry.dispatch.resolve.resolution import choices
@@ -47,7 +48,7 @@ def medians(problem: Problem, catalog: Catalog, device: Device, seconds: float) 
     values = op.inputs(problem, "normal", torch.Generator().manual_seed(0))
     plans = {}
     for one in catalog.implementations(problem.op):
-        if (one.name == BASE or one.name.startswith("cpp.")) and not list(one.unsupported(problem, device)):
+        if (one.name == BASE or one.name.startswith("cpp.")) and not refusals(one, problem, device):
             candidate = Candidate(one, one.default(problem, device))
             plans[one.name] = build(op, candidate, problem, op.arguments(values), device)
             plans[one.name](*values)

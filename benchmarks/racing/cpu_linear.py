@@ -23,6 +23,7 @@ import torch
 from registry.contract import Op
 from registry.contracts import BOX
 from registry.device import Device
+from registry.discovery.answers import refusals
 from registry.dispatch.plans.plan import Candidate, build
 from registry.implementation import Implementation
 from registry.packed import unpack
@@ -113,7 +114,7 @@ def measure(op: Op, m: int, size: int, device: Device, clock: Clock) -> dict[str
     calls, preferences = dict(torch_calls(problem, values)), {}
     arguments = op.arguments(values)
     for name, one in implementations(op.name):
-        if not list(one.unsupported(problem, device)):
+        if not refusals(one, problem, device):
             plan = build(op, Candidate(one, one.default(problem, device)), problem, arguments, device)
             calls[name] = bound_call(plan, values)
             if name != "cpp.dot on AVX2":

@@ -21,6 +21,7 @@ import torch
 
 import registry
 from registry import Device, Op, Problem
+from registry.discovery.answers import refusals
 from registry.tuner.shapes.shapes import read_shapes
 
 from ..arguments import output_file
@@ -46,7 +47,7 @@ def contestants(op: Op, problem: Problem, device: Device) -> tuple[dict[str, Cal
     """Calls of implementations with their defaults and of peers, by name, and why others do not take part."""
     values = op.inputs(problem, op.kinds[0], torch.Generator(device.torch).manual_seed(7))
     there = [each for each in registry.implementations(op.name) if device.type in each.device_types]
-    reasons = {each.name: tuple(each.unsupported(problem, device)) for each in there}
+    reasons = {each.name: refusals(each, problem, device) for each in there}
     supported = [each for each in there if not reasons[each.name]]
     calls, faults = with_defaults(op, problem, supported, values, device)
     calls = {OURS: registry.op(op.name), **calls}

@@ -33,6 +33,7 @@ from benchmarks.racing.projects import versions
 from registry import Device, Problem, RegistryError
 from registry.contracts import ATTENTION_VARLEN
 from registry.contracts.attention.logits import pairs_within
+from registry.discovery.answers import refusals
 from registry.dispatch.plans.plan import Candidate, build
 
 from . import peers
@@ -92,7 +93,7 @@ def ours(problem: Problem, values: tuple[Any, ...], device: Device) -> tuple[dic
     made: dict[str, Call] = {OURS: registry.op(ATTENTION_VARLEN.name)}
     faults: dict[str, str] = {}
     for each in registry.implementations(ATTENTION_VARLEN.name):
-        if device.type not in each.device_types or tuple(each.unsupported(problem, device)):
+        if device.type not in each.device_types or refusals(each, problem, device):
             continue
         if device.type == "cuda" and each.name == _SLOW_ON_GPUS:
             continue

@@ -24,7 +24,7 @@ from ..conftest import block_plugins
 from ..tiers import THOROUGH
 
 CPU = Device.of("cpu")
-DISTURBED = 2
+_MORE_RUNS = 2
 """How many times a run is made anew whose finals other work on the machine left undecided, as their note asks for."""
 
 
@@ -70,7 +70,7 @@ class CheatingRun:
             # processes do, with the rounds of a pre-final
             patch.setattr("registry.tuner.decide.judge.MOST_BLOCKS", BLOCKS)
             patch.setattr("registry.tuner.decide.contest.ROUNDS", PRE_ROUNDS)
-            for attempt in range(DISTURBED + 1):
+            for attempt in range(_MORE_RUNS + 1):
                 events.clear()
                 self.results: Sequence[Result] = tune(
                     problems,

@@ -55,7 +55,8 @@ def test_whoever_skips_every_other_call_is_refused_or_captures_all_its_work(
 ) -> None:
     # a call before each captured one makes all of these, or none of them, work
     trials, winners = run
-    assert trials["every_other"].status in {"wrong_result", "ok"}, trials["every_other"].message
+    trial = trials["every_other"]
+    assert trial.status == "ok" or "a sample left a wrong output" in trial.message, trial.message
     assert "mutate.every_other" not in winners
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from registry.arguments.inputs import arguments_of
 from registry.artifact import Signature, Variant
 from registry.device import Device
+from registry.discovery.catalog import Catalog
 from registry.implementation import Implementation
 from registry.problem import Arguments, Problem, TensorSpec, Traits, Value
 from registry.space import Config
@@ -579,3 +581,27 @@ def test_the_fingerprint_covers_the_kernels_module() -> None:
     assert names == {
         "registry_triton.softmax", "registry_triton.kernels.softmax", "registry_triton.rows", "registry_triton.support",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ["attention", "attention_backward", "attention_varlen"])
+def test_attention_in_float32_has_configurations_wherever_it_is_supported(op: str) -> None:
+    # an sm_89 has 99 KiB of shared memory a block, too few for heads of 128 in parts of tf32
+    small = replace(A100, name="NVIDIA L4", architecture="sm_89", shared_bytes=99 * 1024)
+    implementation = next(one for one in Catalog().implementations(op) if one.name == "triton.flash")
+    contract = Catalog().op(op)
+    (dims, *_) = contract.examples
+    lengths = {name: 4096 for name in ("q_len", "kv_len", "total_q", "total_k") if name in dims}
+    for device in (H200, A100, small):
+        for head_dim in (16, 64, 128, 192, 256):
+            problem = contract.problem_of({**dims, **lengths, "head_dim": head_dim, "dtype": "float32"})
+            assert not list(implementation.unsupported(problem, device))
+            config = implementation.default(problem, device)
+            assert config in implementation.space(problem, device).configs
+            launches = implementation.launch(problem, config, device)
+            precisions = {
+                one.constants["PRECISION"]
+                for one in (launches if isinstance(launches, list | tuple) else [launches])
+                if "PRECISION" in one.constants
+            }
+            fits = device == H200 or head_dim <= (128 if device == A100 else 64)
+            assert precisions == {"tf32x3" if fits else "ieee"}

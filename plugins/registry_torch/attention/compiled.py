@@ -12,8 +12,10 @@ from registry.backends.inductor import InductorImplementation
 from registry.device import Device
 from registry.problem import Problem
 
+_MEMORY_PART = 1 / 8
+"""The part of the device's memory that logits may take, of which some copies may live at once."""
 _MOST_BYTES = 2**34
-"""The most bytes of logits in fp32, of which some copies may live at once."""
+"""The most bytes of logits on any device."""
 
 
 def attend_at_once(
@@ -67,9 +69,11 @@ class CompiledAttention(InductorImplementation):
         yield from super().unsupported(problem, device)
         if not problem.batch or not problem.q_len or not problem.kv_len:
             yield "there is no query or no key"
-        logits = problem.batch * problem.heads * problem.q_len * problem.kv_len * 4
-        if logits > _MOST_BYTES:
-            yield f"all logits in fp32 have {logits / 2**30:.3g} GiB (limit {_MOST_BYTES / 2**30:.0f})"
+        itemsize = torch.promote_types(problem.torch_dtype, torch.float32).itemsize
+        logits = problem.batch * problem.heads * problem.q_len * problem.kv_len * itemsize
+        most = min(_MOST_BYTES, _MEMORY_PART * device.memory_bytes)
+        if logits > most:
+            yield f"all logits have {logits / 2**30:.3g} GiB (limit {most / 2**30:.3g})"
 
     def function(self, *values: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Takes the op's values in the schema's order."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from .aten import GradientCall
 
 
@@ -20,7 +22,18 @@ def with_equal_strides(call: GradientCall) -> GradientCall:
     return call._replace(grad_out=call.grad_out.contiguous(), out=call.out.contiguous())
 
 
-def with_row_major_heads(call: GradientCall) -> GradientCall:
-    """The call with all tensors of heads row-major: xformers' kernels misread some that lie in other orders."""
-    heads = {name: getattr(call, name).contiguous() for name in ("grad_out", "q", "k", "v", "out")}
-    return call._replace(**heads)
+def with_heads_in_one_order(call: GradientCall) -> GradientCall:
+    """The call with tensors of heads whose batches, tokens and heads lie in one order, with gaps or without.
+
+    xformers' kernels in torch 2.11 gave wrong gradients where each tensor had an order of its own.
+    """
+    heads = {name: getattr(call, name) for name in ("grad_out", "q", "k", "v", "out")}
+    if len({_order(each) for each in heads.values()}) == 1:
+        return call
+    return call._replace(**{name: each.contiguous() for name, each in heads.items()})
+
+
+def _order(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The dimensions, from the one with the largest stride."""
+    strides = tensor.stride()
+    return tuple(sorted(range(len(strides)), key=lambda dimension: -strides[dimension]))

@@ -13,7 +13,7 @@ from registry.problem import Problem
 from registry.space import Config
 
 from . import aten, reasons
-from .gradient_layouts import with_equal_strides, with_row_major_heads, with_rows_of_lse
+from .gradient_layouts import with_equal_strides, with_heads_in_one_order, with_rows_of_lse
 from .sdpa import cpu_reasons, cudnn_reasons, efficient_reasons, flash_reasons
 
 
@@ -98,7 +98,7 @@ class EfficientAttentionBackward(_FusedBackward):
 
     def gradients(self, call: aten.GradientCall) -> aten.AttentionGradients:
         """By torch's private operator."""
-        call = with_row_major_heads(call)
+        call = with_heads_in_one_order(call)
         return aten.efficient_backward(call, reasons.bias_of(call.mask, call.q, call.k.shape[1]))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from registry import Device, Problem
-from registry.backends.estimate import next_power_of_2
+from registry.backends.estimate import fits_shared, next_power_of_2
 from registry.backends.head_strides import outer_strides
 
 from ..decoder.heads import type_reasons
@@ -14,6 +14,10 @@ from ..decoder.heads import type_reasons
 MOST_WIDTH = 256
 """The largest head_dim: a tile of queries and its sums are held in registers."""
 MOST_PROGRAMS = 2**31 - 1
+_LEAST_BLOCK, _LEAST_STEP = 32, 16
+"""Rows and step of the smallest tiles of long sequences, of which a gradient holds two each."""
+_LEAST_SCORES = 8192
+"""Bytes of the scores and the mask of such tiles, at most."""
 _MASKS = {"none": 0, "bool": 1, "additive": 2}
 
 
@@ -109,14 +113,18 @@ def precision_of(problem: Problem, device: Device) -> str:
     """
     if problem.dtype != "float32":
         return "tf32"
-    return "tf32x3" if _splits_floats(device) else "ieee"
+    return "tf32x3" if _splits_floats(problem, device) else "ieee"
 
 
 def bytes_held(problem: Problem, device: Device) -> int:
     """Bytes of an element in shared memory, where a float32 stands as two parts for its products of tf32."""
     itemsize = problem.torch_dtype.itemsize
-    return 2 * itemsize if problem.dtype == "float32" and _splits_floats(device) else itemsize
+    return 2 * itemsize if problem.dtype == "float32" and _splits_floats(problem, device) else itemsize
 
 
-def _splits_floats(device: Device) -> bool:
-    return device.type == "cuda" and not device.architecture.startswith("gfx") and device.capability >= (8, 0)
+def _splits_floats(problem: Problem, device: Device) -> bool:
+    """Whether the GPU has products of tf32, and room for the parts of the smallest tiles of both passes."""
+    if device.type != "cuda" or device.architecture.startswith("gfx") or device.capability < (8, 0):
+        return False
+    parts = 2 * (_LEAST_BLOCK + _LEAST_STEP) * span_of(problem) * 2 * problem.torch_dtype.itemsize
+    return fits_shared(parts + _LEAST_SCORES, device)

@@ -136,6 +136,7 @@ ATTENTION_DECODE = Op(
     dynamic=frozenset({"batch", "kv_len"}),
     choices={"kv_dtype": KV_DTYPES, "softcap": (False, True)},
     added={"kv_dtype": (INT8,)},
+    independent=frozenset({"k_cache", "v_cache"}),
     distributions={"lengths": LENGTHS},
     kinds=KINDS,
     examples=_examples(),

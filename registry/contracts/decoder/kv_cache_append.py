@@ -261,6 +261,7 @@ KV_CACHE_APPEND = Op(
     dynamic=frozenset({"tokens"}),
     choices={"kv_dtype": KV_DTYPES},
     added={"kv_dtype": (INT8,)},
+    independent=frozenset({"key_cache", "value_cache"}),
     kinds=KINDS,
     examples=_examples(),
     check=_check,

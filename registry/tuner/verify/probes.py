@@ -32,7 +32,7 @@ from ...problem import Problem, canonical_json
 from ..planning.variants import variants_at
 from .own_size import calls_of_two_threads, own_inputs, probes_of_own_size
 from .probe_inputs import Probe, group_of, group_of_other_sizes, probes_of_other_sizes, small_probes
-from .session import Session
+from .session import Session, most_sessions
 from .stacked import stacked
 from .verdicts import Checks, WrongError
 from .verify import check_unchanged
@@ -41,7 +41,9 @@ _GROUPS_PART = 1 / 10
 """The part of the device's memory that all kept groups of probes may take."""
 _RECENT_GROUPS = 16
 """Groups of probes that are in use: two for each of the problems that are searched at once, and some that many share.
-Others are kept while there is room, since finalists meet them once more."""
+Others are kept while there is room, as long as sessions are, since finalists meet them once more."""
+_GROUPS_OF_SESSION = 2
+"""Groups that the problem of one session has of its own."""
 _OWN_PROBES = 40
 """Times what a call reads and writes that the probes of its own size take."""
 
@@ -73,7 +75,7 @@ class Probes:
         self._groups: dict[str, tuple[Probe, ...]] = {}
         """Kept groups, the one that was used last at the end."""
         self._sizes: dict[str, int] = {}
-        """The bytes of each group, also of those that were dropped."""
+        """The bytes of each group."""
         self._named: dict[str, str] = {}
         """Key of a problem -> the group of its other sizes."""
         self._passed: set[tuple[str, str, int]] = set()
@@ -194,6 +196,7 @@ class Probes:
         """Drop all kept probes; True if there were any."""
         held = bool(self._groups)
         self._groups.clear()
+        self._sizes.clear()
         return held
 
     def _of(self, group: str, made: _Made, plan: Plan) -> tuple[Probe, ...]:
@@ -201,24 +204,26 @@ class Probes:
         if group in self._groups:
             return self._groups[group]
         probes = tuple(made(plan.op, plan.problem, self._device))
-        self._sizes[group] = _nbytes(probes)
-        room = _GROUPS_PART * self._device.memory_bytes - self._sizes[group]
+        size = _nbytes(probes)
+        room = _GROUPS_PART * self._device.memory_bytes - size
         if room >= 0:
             self._make_room(room)
-            self._groups[group] = probes
+            self._groups[group], self._sizes[group] = probes, size
         return probes
 
     def _make_room(self, most: float) -> None:
-        """Drop groups until at most ``most`` bytes are held: first those that are not in use any more, oldest first.
+        """Drop groups, oldest first, until one more has a place and at most ``most`` bytes are held.
 
-        Of those in use the largest are dropped; any of them may be needed next.
+        Of those in use the largest are dropped for their bytes; any of them may be needed next.
         """
-        held = sum(self._sizes[group] for group in self._groups)
-        while held > most:
+        while len(self._groups) >= max(_RECENT_GROUPS, _GROUPS_OF_SESSION * most_sessions()):
+            self._drop(next(iter(self._groups)))
+        while self._groups and sum(self._sizes.values()) > most:
             unused = len(self._groups) > _RECENT_GROUPS
-            dropped = next(iter(self._groups)) if unused else max(self._groups, key=self._sizes.__getitem__)
-            held -= self._sizes[dropped]
-            del self._groups[dropped]
+            self._drop(next(iter(self._groups)) if unused else max(self._groups, key=self._sizes.__getitem__))
+
+    def _drop(self, group: str) -> None:
+        del self._groups[group], self._sizes[group]
 
     def _run(
         self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact], checks: Checks, at_homes: dict[int, Plan]

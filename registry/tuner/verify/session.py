@@ -52,6 +52,11 @@ _BOUNDS_SHARE = 0.5
 """Part of the device's memory that the bounds of one problem may keep, where its inputs are too large to be kept."""
 
 
+def most_sessions() -> int:
+    """How many problems' sessions a worker keeps at most."""
+    return _MOST_SESSIONS
+
+
 @dataclass(frozen=True)
 class InputCase:
     """One kind of inputs, and the bounds within which an answer is right. ``pristine`` is never handed out."""

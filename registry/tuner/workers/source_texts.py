@@ -16,6 +16,7 @@ from types import CodeType, ModuleType
 from ...discovery.file_import import CurrentFileLoader
 from ...fingerprint import has_source, module_text
 from ...implementation import Implementation, own_classes
+from .dynamo_codes import is_made_by_dynamo
 from .function_bodies import functions_in
 
 # bound at import, so that a candidate's later patch is not called
@@ -76,7 +77,8 @@ def _strange(implementation: Implementation, module: ModuleType) -> Iterator[str
         for value in list(vars(place).values()):
             for function in functions_in(value):
                 code = function.__code__
-                if code.co_filename == module.__file__ and code not in codes:
+                is_here = code.co_filename == module.__file__
+                if is_here and code not in codes and not is_made_by_dynamo(code):
                     yield code.co_qualname
 
 

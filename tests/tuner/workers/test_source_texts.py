@@ -7,8 +7,10 @@ import os
 import py_compile
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import pytest
+import torch
 
 from registry.device import Device
 from registry.discovery.catalog import Catalog
@@ -94,6 +96,30 @@ def with_other_bytecode(file: Path, monkeypatch: pytest.MonkeyPatch) -> Implemen
     monkeypatch.setitem(sys.modules, file.stem, module)
     spec.loader.exec_module(module)
     return module.Square()  # type: ignore[no-any-return]
+
+
+BROKEN_IN_TWO = """
+
+@torch.compile(backend="eager")
+def in_parts(x):
+    y = x * x
+    torch._dynamo.graph_break()
+    return y + 0.0
+"""
+
+
+def test_what_torch_compile_adds_to_a_module_after_a_graph_break_is_no_fault(file: Path) -> None:
+    file.write_text(TEXT + BROKEN_IN_TWO)
+    implementation = loaded(file)[1]
+    module = sys.modules[type(implementation).__module__]
+    names = {*vars(module)}
+    module.in_parts(torch.ones(3))
+    assert any("resume" in name for name in {*vars(module)} - names)
+    assert source_fault(implementation, source_digest(implementation)) == ""
+    # the name alone is not believed
+    code = compile("def torch_dynamo_resume_in_parts_at_1(): ...", str(module.__file__), "exec").co_consts[0]
+    vars(module)["torch_dynamo_resume_in_parts_at_1"] = FunctionType(code, {})
+    assert "torch_dynamo_resume_in_parts_at_1" in source_fault(implementation, source_digest(implementation))
 
 
 def test_bytecode_that_is_not_of_the_file_is_told(with_other_bytecode: Implementation) -> None:

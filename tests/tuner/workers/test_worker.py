@@ -240,9 +240,11 @@ def held_bytes() -> int:
 
 @pytest.mark.thorough
 def test_what_is_held_does_not_grow_with_the_number_of_problems(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # before the worker is made, which puts changed constants of ours back
     monkeypatch.setattr("registry.tuner.verify.session._MOST_SESSIONS", 2)
+    worker: Worker = request.getfixturevalue("worker")
     entrant, held = Entrant("test.right_here", {"nap_ms": 0, "right_elsewhere": True}), []
     before = held_bytes()
     for n in range(5_000, 5_018):
