@@ -163,7 +163,7 @@ def test_without_torchs_private_operator_nothing_is_compiled_ahead(monkeypatch: 
          "dtype is float64, expected float16 or bfloat16 or float32"),
         ("torch.flex_attention", {"head_dim": 8}, H200, "head_dim=8 (at least 16)"),
         ("torch.compile", {"batch": 64, "heads": 32, "q_len": 4096, "kv_len": 4096}, H200,
-         "all logits in fp32 have 128 GiB (limit 16)"),
+         "all logits have 128 GiB (limit 16)"),
     ],
     ids=str,
 )  # fmt: skip
