@@ -129,8 +129,8 @@ def test_float8_caches_are_multiplied_by_their_scales(name: str) -> None:
 def test_int8_caches_are_multiplied_by_their_scales(name: str) -> None:
     q, keys, values = drawn(3, 2, 4, 2, 24, 16)
     levels = [(x * 50).round().clamp(-128, 127).to(torch.int8) for x in (keys, values)]
-    lengths, scales = torch.tensor([24, 5, 16], dtype=torch.int32), (torch.tensor([0.02]), torch.tensor([3.0]))
-    wide = levels[0].float() * 0.02, levels[1].float() * 3.0
+    lengths, scales = torch.tensor([24, 5, 16], dtype=torch.int32), (torch.tensor([0.02]), torch.tensor([0.03]))
+    wide = levels[0].float() * 0.02, levels[1].float() * 0.03
     for window, softcap in ((-1, 0.0), (3, 1.5)):
         right = one_by_one(q, *wide, lengths.tolist(), softcap, window)
         found = run(name, q, *levels, lengths, None, *scales, softcap=softcap, window=window)
