@@ -230,3 +230,33 @@ def test_the_table_of_models_is_what_was_measured() -> None:
     rows = json.loads(models_table.RESULTS.read_text())["rows"]
     text = models_table.PAGE.read_text()
     assert text == models_table.filled(text, rows), "run python -m benchmarks.models.table"
+
+
+IN_A_CELL = {
+    "torch.compile": r"torch\.compile|compiled too", "triton": "Triton", "cuda": r"CUDA C\+\+", "cpp": r"(?<!CUDA )C\+\+",
+    "quack": "QuACK", "liger": "Liger", "flashinfer": "FlashInfer", "humming": "Humming", "cublaslt": "cuBLASLt",
+    "flash_attn": "FlashAttention 2 to 4",
+}  # fmt: skip
+"""How docs/ops.md writes the implementations of each plugin, and those of torch.compile."""
+
+
+def test_the_table_of_ops_names_the_plugins_that_implement_them(catalog: Catalog) -> None:
+    rows = re.findall(r"^\| (.*`.*) \| (.*) \| (.*) \|$", (ROOT / "docs/ops.md").read_text(), re.MULTILINE)
+    seen = set()
+    for first, *cells in rows:
+        ends = ["_backward"] if first.startswith("gradient") else ["", "_backward", "_gradients"]
+        ops = [name + end for name in re.findall(r"`(\w+)`", first) for end in ends[: 3 if "gradient" in first else 1]]
+        ops = [op for op in ops if op in catalog.ops()]
+        seen.update(ops)
+        for cell, kind in zip(cells, ("cuda", "cpu"), strict=True):
+            found = [each.name for op in ops for each in catalog.implementations(op) if kind in each.device_types]
+            brings = {name if name == "torch.compile" else name.partition(".")[0] for name in found} - {"torch"}
+            assert {name for name, words in IN_A_CELL.items() if re.search(words, cell)} == brings, (first, kind)
+    packed = {op for op in catalog.ops() if re.fullmatch(r"gemm_\w+_backward", op)}
+    assert set(catalog.ops()) - seen == packed, "one row without names stands for the gradients of packed products"
+
+
+def test_readme_counts_the_winners_that_are_shipped_for_an_h100() -> None:
+    shipped = (ROOT / "registry/shipped/nvidia-h100-80gb-hbm3.jsonl").read_text().splitlines()
+    count = sum(json.loads(line)["kind"] == "winner" for line in shipped)
+    assert re.search(r"(\d+) for an H100", (ROOT / "README.md").read_text())[1] == str(count)  # type: ignore[index]
