@@ -234,8 +234,8 @@ def test_the_table_of_models_is_what_was_measured() -> None:
 
 IN_A_CELL = {
     "torch.compile": r"torch\.compile|compiled too", "triton": "Triton", "cuda": r"CUDA C\+\+",
-    "cpp": r"(?<!CUDA )C\+\+", "quack": "QuACK", "liger": "Liger", "flashinfer": "FlashInfer", "humming": "Humming", "cublaslt": "cuBLASLt",
-    "flash_attn": "FlashAttention 2 to 4",
+    "cpp": r"(?<!CUDA )C\+\+", "quack": "QuACK", "liger": "Liger", "flashinfer": "FlashInfer", "humming": "Humming",
+    "cublaslt": "cuBLASLt", "flash_attn": "FlashAttention 2 to 4",
 }  # fmt: skip
 """How docs/ops.md writes the implementations of each plugin, and those of torch.compile."""
 
