@@ -20,7 +20,7 @@ from ..problem import Arguments, Problem, TensorSpec, Value, dtype_name
 from ..sparse import CODES, Sparse24Weight, check_parts, dense, meta_words, pack_codes
 from . import fills
 from .checks import FLOATS, arguments_by_name, float_dtype, float_tensor, positive, refuse_type, same_dtype, shape_text
-from .linear import KINDS, sum_scale
+from .linear import KINDS, over_rows_scale, sum_scale
 from .rounding import underflow, units
 
 _NAME = "gemm_sparse24"
@@ -163,10 +163,6 @@ def _of_rows(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     return sum_scale(problem, reference, reference.square().mean(-1, keepdim=True).sqrt_(), summed)
 
 
-def _over_rows(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
-    return sum_scale(problem, reference, reference.square().mean().sqrt_(), problem.m)
-
-
 def _examples(*choices: str) -> tuple[Mapping[str, Value], ...]:
     """Small problems, most sizes odd: groups that do not fill a word, rows that do not fill a tile."""
     shapes = ((1, 64, 128), (5, 131, 140), (17, 128, 76), (66, 33, 260), (2, 17, 4))
@@ -214,6 +210,6 @@ GEMM_SPARSE24_BACKWARD = Op(
     problem=_backward_problem,
     inputs=partial(_inputs, backward=True),
     examples=_examples(),
-    tolerances={"grad_bias": Tolerance(_RTOL, underflow(), _over_rows)},
+    tolerances={"grad_bias": Tolerance(_RTOL, underflow(), over_rows_scale)},
     **_SHARED,
 )

@@ -60,6 +60,14 @@ def sum_scale(problem: Problem, reference: torch.Tensor, rms: torch.Tensor, term
     return size + 2 * rms + (size + rms) * fp32_weight(problem) * (8 + math.sqrt(terms))
 
 
+def over_rows_scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
+    """The scale of a weight's gradient, relative to each output and to the root mean square of all.
+
+    A row of it may be one sum that cancels.
+    """
+    return sum_scale(problem, reference, reference.square().mean().sqrt_(), problem.m)
+
+
 def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     return sum_scale(problem, reference, reference.square().mean(-1, keepdim=True).sqrt_(), problem.k)
 

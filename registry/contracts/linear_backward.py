@@ -14,7 +14,7 @@ from ..problem import Arguments, Problem, Value
 from . import fills
 from .checks import same_dtype, shape_text
 from .families import gemm_op
-from .linear import KINDS, LINEAR, drawn, sum_scale
+from .linear import KINDS, LINEAR, drawn, over_rows_scale, sum_scale
 from .rounding import underflow, units
 
 
@@ -92,12 +92,6 @@ def _of_rows(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     return sum_scale(problem, reference, reference.square().mean(-1, keepdim=True).sqrt_(), problem.n)
 
 
-def _over_rows(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
-    """Relative to each output and to the root mean square of all: a row of a weight's gradient may be one sum that
-    cancels."""
-    return sum_scale(problem, reference, reference.square().mean().sqrt_(), problem.m)
-
-
 _RTOL = units(float32=3.0, half=1.5)
 
 LINEAR_BACKWARD = gemm_op(
@@ -108,7 +102,7 @@ LINEAR_BACKWARD = gemm_op(
     problem=_problem,
     inputs=_inputs,
     floor=_floor,
-    tolerance=Tolerance(_RTOL, underflow(), _over_rows),
+    tolerance=Tolerance(_RTOL, underflow(), over_rows_scale),
     tolerances={"grad_x": Tolerance(_RTOL, underflow(), _of_rows)},
     kinds=KINDS,
     weights=LINEAR.weights,

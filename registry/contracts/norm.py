@@ -76,7 +76,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     return x, weight, 1e-6
 
 
-def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
+def rms_norm_scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     """Relative to each output: 8 roundings and those of the sum, as for softmax."""
     return reference.abs() * (1 + fp32_weight(problem) * (8 + math.sqrt(problem.cols)))
 
@@ -88,7 +88,7 @@ RMS_NORM = rows_op(
     problem=norm_problem,
     inputs=_inputs,
     # two roundings to half: many models' own code rounds x / rms before it multiplies by the weight
-    tolerance=Tolerance(rtol=units(float32=2.0, half=2.1), atol=underflow(4), scale=_scale),
+    tolerance=Tolerance(rtol=units(float32=2.0, half=2.1), atol=underflow(4), scale=rms_norm_scale),
     kinds=KINDS,
     alike={"weight": "x"},
     forms=rms_norm_forms,

@@ -16,7 +16,7 @@ from ..contract import Floor, Op, Packed, RowMajor, Tolerance
 from ..errors import InvalidArgumentError
 from ..packed import PackedWeight
 from ..problem import Arguments, Problem, TensorSpec, Value, dtype_name
-from .checks import arguments_by_name, refuse_type, shape_text
+from .checks import shape_text
 from .packed_gemm import (
     PARTS,
     WEIGHT,
@@ -24,6 +24,7 @@ from .packed_gemm import (
     Weight,
     check_packed,
     packed_examples,
+    packed_flatten,
     packed_scale,
     weight_bytes,
     weight_dims,
@@ -78,23 +79,11 @@ def packed_a8_op(name: str, bits: int) -> Op:
             for place, dims in enumerate(packed_examples(choices, bias=True))
         ),
         check=partial(check_packed, form),
-        flatten=partial(_flatten, form, name),
+        flatten=partial(packed_flatten, form, ("a", "scale_a"), name),
         packed=Packed("w", PackedWeight, PARTS),
         weights=frozenset({"qweight", "scales", "zeros", "g_idx"}),
         independent=frozenset({"a", "qweight"}),
     )
-
-
-def _flatten(form: Format, name: str, *args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """A call ``(a, scale_a, w, bias=None)`` as the schema's arguments; a call with these is unchanged."""
-    if len(args) > 4 or "qweight" in attributes:
-        return args, attributes
-    given = arguments_by_name(name, ("a", "scale_a", "w"), ("bias",), args, attributes)
-    w = given["w"]
-    if not isinstance(w, PackedWeight):
-        refuse_type(name, "w", w, "a PackedWeight", f"w = registry.quantize(weight, {form.text})")
-    parts = (w.qweight, w.scales, w.zeros, w.g_idx, w.bits, w.group_size, w.shape[1], w.layout)
-    return (given["a"], given["scale_a"], *parts, given.get("bias")), {}
 
 
 def _problem(form: Format, arguments: Arguments) -> Mapping[str, Value]:
@@ -146,7 +135,7 @@ def _inputs(form: Format, problem: Problem, kind: str, generator: torch.Generato
 def _floor(form: Format, problem: Problem) -> Floor:
     m, n, k, itemsize = problem.m, problem.n, problem.k, problem.torch_dtype.itemsize
     moved = m * k + 4 * (1 if problem.static else m) + m * n * itemsize + (n * itemsize if problem.bias else 0)
-    return Floor(bytes=moved + weight_bytes(form, problem), flop=2 * m * n * k)
+    return Floor(bytes=moved + weight_bytes(form.bits, problem), flop=2 * m * n * k)
 
 
 GEMM_W4A8 = packed_a8_op("gemm_w4a8", 4)

@@ -128,7 +128,7 @@ def packed_gemm_ops(name: str, bits: int, codebook: str | None = None) -> tuple[
         inputs=partial(packed_inputs, form),
         choices={**choices, "bias": (False, True)},
         examples=packed_examples(choices, bias=True),
-        flatten=partial(_flatten, form, name),
+        flatten=partial(packed_flatten, form, ("a",), name),
         packed=Packed("w", PackedWeight, PARTS),
         backward=Backward(f"{name}_backward", ("qweight", "scales", "zeros", "g_idx")),
         **shared,
@@ -155,16 +155,18 @@ def _gradients(grad_y: Any, *rest: Any) -> list[tuple[Any, torch.dtype]]:
     return [(grad_a, grad_y.dtype), ((scales.shape[1],) if need_bias else (0,), grad_y.dtype)]
 
 
-def _flatten(form: Format, name: str, *args: Any, **attributes: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """A call ``(a, w, bias=None)`` as the schema's arguments; a call with the schema's arguments is unchanged."""
-    if len(args) > 3 or "qweight" in attributes:
+def packed_flatten(
+    form: Format, first: tuple[str, ...], name: str, *args: Any, **attributes: Any
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """A call ``(*first, w, bias=None)`` as the schema's arguments; a call with the schema's arguments is unchanged."""
+    if len(args) > len(first) + 2 or "qweight" in attributes:
         return args, attributes
-    given = arguments_by_name(name, ("a", "w"), ("bias",), args, attributes)
+    given = arguments_by_name(name, (*first, "w"), ("bias",), args, attributes)
     w = given["w"]
     if not isinstance(w, PackedWeight):
         refuse_type(name, "w", w, "a PackedWeight", f"w = registry.quantize(weight, {form.text})")
     parts = (w.qweight, w.scales, w.zeros, w.g_idx, w.bits, w.group_size, w.shape[1], w.layout)
-    return (given["a"], *parts, given.get("bias")), {}
+    return (*(given[each] for each in first), *parts, given.get("bias")), {}
 
 
 def _problem(form: Format, arguments: Arguments) -> Mapping[str, Value]:
@@ -236,14 +238,14 @@ def check_packed(form: Format, problem: Problem) -> None:
 def _floor(form: Format, problem: Problem) -> Floor:
     m, n, k = problem.m, problem.n, problem.k
     activations = (m * k + m * n) * problem.torch_dtype.itemsize
-    return Floor(bytes=activations + weight_bytes(form, problem), flop=2 * m * n * k)
+    return Floor(bytes=activations + weight_bytes(form.bits, problem), flop=2 * m * n * k)
 
 
-def weight_bytes(form: Format, problem: Problem) -> int:
+def weight_bytes(bits: int, problem: Problem) -> int:
     """Bytes of words, scales and zero points."""
     n, k, itemsize = problem.n, problem.k, problem.torch_dtype.itemsize
     per_group = itemsize + {"none": 0, "integer": itemsize, "float": 4}[problem.zeros]
-    return int(4 * words(k, form.bits) * n + per_group * n * groups(k, problem.group_size))
+    return int(4 * words(k, bits) * n + per_group * n * groups(k, problem.group_size))
 
 
 def packed_scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:

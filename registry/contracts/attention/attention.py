@@ -72,7 +72,8 @@ def attention_reference(
     return torch.cat(outs, 2).transpose(1, 2).to(q.dtype).contiguous(), torch.cat(lses, 2).contiguous()
 
 
-def _outputs(q: Any, *_: Any) -> list[Any]:
+def attention_outputs(q: Any, *_: Any) -> list[Any]:
+    """Shapes and dtypes of ``out``, as q's, and of ``lse`` [batch, heads, q_len]."""
     batch, rows, heads, _width = q.shape
     return [(q.shape, q.dtype), ((batch, heads, rows), torch.promote_types(q.dtype, torch.float32))]
 
@@ -162,7 +163,7 @@ ATTENTION = Op(
     ),
     version=1,
     reference=attention_reference,
-    fake=RowMajor(_outputs),
+    fake=RowMajor(attention_outputs),
     problem=attention_problem,
     inputs=drawn,
     floor=_floor,

@@ -18,6 +18,7 @@ from ...contract import Floor, Op, RowMajor, Tolerance
 from ...problem import Problem, Value, dtype_name
 from ..checks import FLOATS
 from ..rounding import FLOAT32_UNIT, fp32_weight, underflow, unit_roundoff, units
+from .attention import attention_outputs
 from .decode_checks import KV_DTYPES, check_decode, check_decode_data, decode_problem
 from .decode_inputs import INT8, KINDS, decode_inputs
 from .decode_lengths import LENGTHS, keys_read, pairs_seen
@@ -58,11 +59,6 @@ def attention_decode_reference(  # noqa: PLR0913, PLR0917 - the schema's argumen
     return out.to(q.dtype).contiguous(), rows.lse.flatten(1, 2)
 
 
-def _outputs(q: Any, *_: Any) -> list[Any]:
-    batch, q_len, heads, _ = q.shape
-    return [(q.shape, q.dtype), ((batch, heads, q_len), torch.promote_types(q.dtype, torch.float32))]
-
-
 def _floor(problem: Problem) -> Floor:
     size = problem.torch_dtype.itemsize
     cell = size if problem.kv_dtype == "auto" else 1
@@ -73,23 +69,31 @@ def _floor(problem: Problem) -> Floor:
     return Floor(bytes=moved, flop=4 * pairs_seen(problem) * problem.heads * problem.head_dim)
 
 
-def _out_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
-    """Relative to each output, and to the weighted mean of the magnitudes of the values.
+def weighing_scale(
+    problem: Problem, values: Mapping[str, Any], of_logits: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """The weighted mean of the magnitudes of the values, times the errors of weights and sums in roundings.
 
-    Weights of halves are rounded before their product with the values, below the normal numbers by as much as there;
-    each errs by as much as its logit, which also cancels in part in the quotient by their sum. In fp32 also the
-    roundings of the sum.
+    ``of_logits``: the errors of logits, [batch, heads, q_len].
+
+    Weights of halves are rounded to ``dtype`` before their product with the values, below the normal numbers by as much
+    as there; each errs by as much as its logit, which also cancels in part in the quotient by their sum. In fp32 also
+    the roundings of the sum.
     """
     wide = {**values, "q": values["q"].double(), "k_cache": values["k_cache"].double()}
     wide["v_cache"] = values["v_cache"].double().abs()
     rows = weighed_rows(**wide)
-    roundings = 16.0 + math.sqrt(problem.kv_len) + 2.0 * logit_errors(values).transpose(1, 2)[..., None]
-    scale = reference.abs() + weighted_means(rows.weights, rows) * (fp32_weight(problem) * roundings)
+    roundings = 16.0 + math.sqrt(problem.kv_len) + 2.0 * of_logits.transpose(1, 2)[..., None]
+    scale = weighted_means(rows.weights, rows) * (fp32_weight(problem) * roundings)
     if problem.torch_dtype.itemsize > 2:
         return scale
+    return scale + weighted_means(rounded_weights(rows.weights, ~rows.seen, dtype), rows)
+
+
+def _out_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
     # float8 and int8 are exact in float16, to which they are converted fast
     dtype = problem.torch_dtype if problem.kv_dtype == "auto" else torch.float16
-    return scale + weighted_means(rounded_weights(rows.weights, ~rows.seen, dtype), rows)
+    return reference.abs() + weighing_scale(problem, values, logit_errors(values), dtype)
 
 
 def _lse_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
@@ -122,7 +126,7 @@ ATTENTION_DECODE = Op(
     ),
     version=1,
     reference=attention_decode_reference,
-    fake=RowMajor(_outputs),
+    fake=RowMajor(attention_outputs),
     problem=decode_problem,
     inputs=decode_inputs,
     floor=_floor,

@@ -20,11 +20,11 @@ import torch
 from ...contract import Floor, Op, RowMajor, Tolerance
 from ...problem import Problem, Value, dtype_name
 from ..checks import FLOATS
-from ..rounding import FLOAT32_UNIT, fp32_weight, underflow, unit_roundoff, units
+from ..rounding import FLOAT32_UNIT, underflow, unit_roundoff, units
+from .decode import weighing_scale
 from .decode_lengths import LENGTHS, lengths_of
-from .logits import rounded_weights
 from .mla_arguments import KINDS, check_mla, check_mla_data, mla_inputs, mla_problem
-from .weighed_rows import logit_errors, of_groups, weighed_rows, weighted_means
+from .weighed_rows import logit_errors, of_groups, weighed_rows
 
 
 def mla_decode_reference(
@@ -93,16 +93,8 @@ def _floor(problem: Problem) -> Floor:
 
 
 def _out_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
-    """Relative to each output, and to the weighted mean of the magnitudes of the values, as attention_decode's."""
     named = _as_decode(**values)
-    wide = {**named, "q": named["q"].double(), "k_cache": named["k_cache"].double()}
-    wide["v_cache"] = named["v_cache"].double().abs()
-    rows = weighed_rows(**wide)
-    roundings = 16.0 + math.sqrt(problem.kv_len) + 2.0 * _logit_errors(named).transpose(1, 2)[..., None]
-    means = weighted_means(rows.weights, rows) * (fp32_weight(problem) * roundings)
-    if problem.torch_dtype.itemsize == 2:
-        means = means + weighted_means(rounded_weights(rows.weights, ~rows.seen, problem.torch_dtype), rows)
-    return reference.abs() + means.squeeze(1)
+    return reference.abs() + weighing_scale(problem, named, _logit_errors(named), problem.torch_dtype).squeeze(1)
 
 
 def _logit_errors(named: Mapping[str, Any]) -> torch.Tensor:

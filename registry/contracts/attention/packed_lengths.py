@@ -1,31 +1,20 @@
-"""Lengths of packed sequences and the offsets at which these begin: distributions, reading and drawing them."""
+"""Lengths of packed sequences and the offsets at which these begin: distributions, and drawing them."""
 
 from __future__ import annotations
-
-from itertools import accumulate, pairwise
 
 import torch
 
 from ...problem import Problem
+from ..segments import divided
 from .logits import pairs_within, window_of
 
 PACKED_LENGTHS = ("uniform", "skewed")
 """Distributions of lengths: equal for all sequences; the i-th has 1 / i of the first's."""
 
 
-def sequence_bounds(offsets: torch.Tensor, total: int) -> list[tuple[int, int]]:
-    """First token and end of each sequence, clamped to 0 to ``total``, after reading the offsets to the host."""
-    ends = accumulate((min(max(offset, 0), total) for offset in offsets.tolist()), max)
-    return list(pairwise(ends))
-
-
 def packed_lengths(total: int, problem: Problem) -> list[int]:
     """The length of each sequence by the problem's distribution, falling except for rounding; they sum to ``total``."""
-    even = problem.lengths == "uniform"
-    shares = [1.0 if even else 1 / (place + 1) for place in range(problem.sequences)]
-    whole = sum(shares)
-    bounds = [0, *(int(total * end / whole + 0.5) for end in accumulate(shares))]
-    return [end - begin for begin, end in pairwise(bounds)]
+    return divided(total, problem.sequences, skewed=problem.lengths != "uniform")
 
 
 def packed_pairs(problem: Problem) -> int:

@@ -15,9 +15,10 @@ import torch
 from ...contract import Backward, Floor, Op, RowMajor, Tolerance
 from ...problem import Problem
 from ..rounding import FLOAT32_UNIT, underflow, unit_roundoff, units
+from ..segments import spans
 from .attention import attention_reference, lse_scale, spread_scale
 from .logits import ScoredCall
-from .packed_lengths import PACKED_LENGTHS, packed_pairs, sequence_bounds
+from .packed_lengths import PACKED_LENGTHS, packed_pairs
 from .varlen_arguments import KINDS, check_varlen, check_varlen_data, varlen_examples, varlen_inputs, varlen_problem
 
 
@@ -62,7 +63,7 @@ def _bounds(
     q: torch.Tensor, k: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor
 ) -> Iterator[tuple[slice, slice]]:
     """The queries and the keys of each sequence."""
-    rows, keys = sequence_bounds(cu_seqlens_q, q.shape[0]), sequence_bounds(cu_seqlens_k, k.shape[0])
+    rows, keys = spans(cu_seqlens_q, q.shape[0]), spans(cu_seqlens_k, k.shape[0])
     return ((slice(*one), slice(*other)) for one, other in zip(rows, keys, strict=True))
 
 

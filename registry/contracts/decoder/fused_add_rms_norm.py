@@ -18,7 +18,8 @@ from ...problem import Arguments, Problem, TensorSpec, Value, dtype_name
 from .. import fills
 from ..checks import HALVES, check_eps, check_writable, float_tensor, same_dtype, shape_text
 from ..families import rows_op
-from ..rounding import fp32_weight, underflow, units
+from ..norm import rms_norm_scale
+from ..rounding import underflow, units
 
 KINDS = ("normal", "outliers", "spike_last", "constant", "near_zero")
 
@@ -104,11 +105,6 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     return x, residual, weight if problem.weight else None, eps, offset
 
 
-def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
-    """Relative to each output: 8 roundings and those of the sum, as for rms_norm."""
-    return reference.abs() * (1 + fp32_weight(problem) * (8 + math.sqrt(problem.cols)))
-
-
 FUSED_ADD_RMS_NORM = rows_op(
     "fused_add_rms_norm(Tensor(a!) x, Tensor(b!) residual, Tensor? weight=None,"
     " float eps=1e-6, float offset=0.0) -> ()",
@@ -118,7 +114,7 @@ FUSED_ADD_RMS_NORM = rows_op(
     problem=_problem,
     inputs=_inputs,
     # three roundings to half: vLLM's kernel rounds the sum before the norm, and the norm before the weight
-    tolerance=Tolerance(rtol=units(float32=3.0, half=3.1), atol=underflow(4), scale=_scale),
+    tolerance=Tolerance(rtol=units(float32=3.0, half=3.1), atol=underflow(4), scale=rms_norm_scale),
     # one addition, rounded once: an exact rule
     tolerances={"residual": Tolerance(units(float32=1.1, half=1.1), underflow(), lambda _, reference: reference.abs())},
     kinds=KINDS,

@@ -14,10 +14,11 @@ from ...errors import InvalidArgumentError
 from ...problem import Arguments, Problem, Value
 from .. import fills
 from ..checks import same_dtype, shape_text
-from ..linear import sum_scale
+from ..linear import over_rows_scale
 from ..rounding import underflow
+from ..segments import spans
 from .dense import GROUPED_GEMM, KINDS, RTOL, check, drawn, examples, grouped_dims, row_scale
-from .routing import ROUTING, busy_experts, check_offsets_data, gap, plant_beside, spans
+from .routing import ROUTING, busy_experts, check_offsets_data, gap, plant_beside
 
 
 def grouped_gemm_backward_reference(
@@ -84,12 +85,6 @@ def _floor(problem: Problem) -> Floor:
     return Floor(bytes=numbers * problem.torch_dtype.itemsize + 4 * (experts + 1), flop=4 * m * n * k)
 
 
-def _over_rows(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
-    """Relative to each output and to the root mean square of all: a row of a weight's gradient may be one sum that
-    cancels."""
-    return sum_scale(problem, reference, reference.square().mean().sqrt_(), problem.m)
-
-
 GROUPED_GEMM_BACKWARD = Op(
     name="grouped_gemm_backward",
     schema="grouped_gemm_backward(Tensor grad_y, Tensor x, Tensor weights, Tensor offsets, bool need_x=True, "
@@ -100,7 +95,7 @@ GROUPED_GEMM_BACKWARD = Op(
     problem=_problem,
     inputs=_inputs,
     floor=_floor,
-    tolerance=Tolerance(RTOL, underflow(), _over_rows),
+    tolerance=Tolerance(RTOL, underflow(), over_rows_scale),
     tolerances={"grad_x": Tolerance(RTOL, underflow(), lambda problem, y: row_scale(problem, y, problem.n))},
     static=GROUPED_GEMM.static,
     dynamic=GROUPED_GEMM.dynamic,

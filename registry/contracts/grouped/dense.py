@@ -19,7 +19,8 @@ from .. import fills
 from ..checks import FLOATS, float_dtype, float_tensor, positive, same_dtype, shape_text
 from ..linear import sum_scale
 from ..rounding import underflow, units
-from .routing import ROUTING, busy_experts, check_offsets, check_offsets_data, draw_offsets, gap, plant_beside, spans
+from ..segments import spans
+from .routing import ROUTING, busy_experts, check_offsets, check_offsets_data, draw_offsets, gap, plant_beside
 
 KINDS = ("normal", "outliers", "spike_last", "gaps")
 

@@ -5,7 +5,6 @@ The weights are frozen, as in gemm_int8 and its family, whose packing and kinds 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -14,12 +13,14 @@ import torch
 
 from ...contract import Backward, Floor, Op, Packed, RowMajor, Tolerance
 from ...errors import InvalidArgumentError
-from ...packed import LAYOUT, PackedExperts, check_format, check_parts, dequantized, groups, words, zero_kind
+from ...packed import LAYOUT, PackedExperts, check_format, check_parts, dequantized, zero_kind
 from ...problem import Arguments, Problem, TensorSpec, Value, dtype_name
 from ..checks import FLOATS, arguments_by_name, float_dtype, float_tensor, positive, refuse_type, shape_text
+from ..packed_gemm import packed_scale, weight_bytes
 from ..packed_gemm_inputs import KINDS, Format, packed_inputs
-from ..rounding import fp32_weight, underflow, units
-from .routing import ROUTING, busy_experts, check_offsets, check_offsets_data, draw_offsets, gap, spans
+from ..rounding import underflow, units
+from ..segments import spans
+from .routing import ROUTING, busy_experts, check_offsets, check_offsets_data, draw_offsets, gap
 
 BITS = 4
 _NAME = "grouped_gemm_int4"
@@ -149,20 +150,12 @@ def check(problem: Problem) -> None:
 
 def floor(problem: Problem) -> Floor:
     m, n, k, itemsize = problem.m, problem.n, problem.k, problem.torch_dtype.itemsize
-    per_group = itemsize + {"none": 0, "integer": itemsize, "float": 4}[problem.zeros]
-    weight = (4 * words(k, BITS) + per_group * groups(k, problem.group_size)) * n
-    moved = (m * k + m * n) * itemsize + busy_experts(problem) * weight + 4 * (problem.experts + 1)
+    weights = busy_experts(problem) * weight_bytes(BITS, problem)
+    moved = (m * k + m * n) * itemsize + weights + 4 * (problem.experts + 1)
     return Floor(bytes=moved, flop=2 * m * n * k)
 
 
-def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
-    """Relative to each output and its row's root mean square: a weight may be rounded to half before the product."""
-    rms = reference.square().mean(-1, keepdim=True).sqrt_()
-    summed = problem.n if problem.op.endswith("_backward") else problem.k
-    return reference.abs() + rms * (4 + fp32_weight(problem) * 4 * math.sqrt(summed))
-
-
-TOLERANCE = Tolerance(units(float32=2.0, half=1.5), underflow(), _scale)
+TOLERANCE = Tolerance(units(float32=2.0, half=1.5), underflow(), packed_scale)
 
 
 def _examples() -> tuple[Mapping[str, Value], ...]:

@@ -13,8 +13,9 @@ from ...errors import InvalidArgumentError
 from ...packed import dequantized
 from ...problem import Arguments, Problem, Value
 from ..checks import FLOATS, float_tensor, shape_text
+from ..segments import spans
 from .int4 import BITS, GROUPED_GEMM_INT4, TOLERANCE, check, drawn, floor, weight_dims
-from .routing import check_offsets_data, spans
+from .routing import check_offsets_data
 
 
 def grouped_gemm_int4_backward_reference(

@@ -8,7 +8,6 @@ unspecified, but nothing outside of the tensors may be read or written.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch
 from ...errors import InvalidArgumentError
 from ...problem import Arguments, Problem, dtype_name
 from ..checks import check_values, shape_text
+from ..segments import divided
 
 ROUTING = ("uniform", "skewed", "one_expert")
 """Distributions of rows: equal for all experts; the i-th expert has 1 / i of the first's; one expert has all."""
@@ -23,20 +23,11 @@ ROUTING = ("uniform", "skewed", "one_expert")
 _LEAST_WITH_GAPS = 8
 
 
-def spans(offsets: torch.Tensor, rows: int) -> list[tuple[int, int]]:
-    """First row and end of each expert, after reading the offsets to the host."""
-    ends = accumulate((min(max(offset, 0), rows) for offset in offsets.tolist()), max)
-    return list(pairwise(ends))
-
-
 def rows_of_experts(rows: int, experts: int, routing: str) -> list[int]:
     """The number of rows of each expert, falling except for rounding; they sum to ``rows``."""
     if routing == "one_expert":
         return [rows, *[0] * (experts - 1)]
-    shares = [1.0 if routing == "uniform" else 1 / (place + 1) for place in range(experts)]
-    total, ends = sum(shares), accumulate(shares)
-    bounds = [0, *(int(rows * end / total + 0.5) for end in ends)]
-    return [end - begin for begin, end in pairwise(bounds)]
+    return divided(rows, experts, skewed=routing != "uniform")
 
 
 def busy_experts(problem: Problem) -> int:

@@ -18,8 +18,9 @@ from ..checks import positive, same_dtype, shape_text
 from ..rounding import underflow, units
 from ..scaled_mm import DTYPES, FEW_ROUNDINGS, OUT_DTYPES, QUANTISE_BOTH, check_length, product_scale
 from ..scaled_mm_inputs import scaled_inputs
+from ..segments import spans
 from .dense import grouped_sizes
-from .routing import ROUTING, busy_experts, check_offsets, check_offsets_data, draw_offsets, gap, spans
+from .routing import ROUTING, busy_experts, check_offsets, check_offsets_data, draw_offsets, gap
 
 KINDS = ("normal", "outliers", "spike_last", "blocks", "gaps")
 

@@ -1,0 +1,24 @@
+"""Rows that are divided among experts or packed sequences: how many each has, and where offsets say that it begins."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+import torch
+
+
+def spans(offsets: torch.Tensor, rows: int) -> list[tuple[int, int]]:
+    """First row and end of each part, clamped to 0 to ``rows``, after reading the offsets to the host."""
+    ends = accumulate((min(max(offset, 0), rows) for offset in offsets.tolist()), max)
+    return list(pairwise(ends))
+
+
+def divided(rows: int, parts: int, *, skewed: bool) -> list[int]:
+    """The number of rows of each part, falling except for rounding; they sum to ``rows``.
+
+    ``skewed``: the i-th part has 1 / i of the first's; else all have equally many.
+    """
+    shares = [1 / (place + 1) if skewed else 1.0 for place in range(parts)]
+    whole = sum(shares)
+    bounds = [0, *(int(rows * end / whole + 0.5) for end in accumulate(shares))]
+    return [end - begin for begin, end in pairwise(bounds)]
