@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("registry", "kernel_registry", "tuning_db", "plugins", "benchmarks")
 POINTS_ELSEWHERE = re.compile(
-    r'^[ \t]*"""(?:(?:The same|Those|That of|As for|As of|Its|It|End it)\b|As ``).*', re.MULTILINE
+    r'^[ \t]*"""(?:(?:The same|Those|That of|As for|As of|Of|By|In the place of|Whoever|Who|Its|It|End it)\b|As ``).*',
+    re.MULTILINE,
 )
 """The first line of a docstring whose subject a reader would have to find. It is far quicker than a look at syntax."""
 
@@ -31,7 +32,8 @@ def test_a_docstring_begins_with_its_subject() -> None:
 
 @pytest.mark.parametrize(
     "first", ["The same, and more.", "Those of a thread.", "That of x.", "As for the forward pass.", "As ``bind``.",
-              "End it. Raises.", "It keeps no logits."],
+              "End it. Raises.", "It keeps no logits.", "Of a warp, for what it stores.", "By place and candidate key.",
+              "Whoever is wrong is out.", "In the place of a module: it notes its name."],
 )  # fmt: skip
 def test_a_docstring_that_points_elsewhere_is_found(first: str) -> None:
     assert list(riddles(f'def f():\n    """{first}"""\n')) == [(2, f'"""{first}"""')]

@@ -37,7 +37,7 @@ def hold(session: Session, identities: Identities, trials: Iterable[Trial]) -> N
 def others_of(
     session: Session, run: str, trials: Sequence[Trial], identities: Identities, since: int, statuses: Collection[str]
 ) -> list[Trial | None]:
-    """For each trial the last one of another run that tried the same, stored after row ``since``; None without any.
+    """The last trial of each one's candidate and problem by another run, stored after row ``since``; None without any.
 
     Only trials with one of these ``statuses`` count.
     """

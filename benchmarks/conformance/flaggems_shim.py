@@ -129,7 +129,7 @@ REPLACED: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.linear_backward: _linear_backward,
     torch.ops.aten.silu_backward: _silu_backward,
 }
-"""By torch's function, the call of the registry that takes its place."""
+"""torch's function -> the call of the registry that takes its place."""
 
 
 def _rms_norm(x: Any, shape: Any, weight: Any = None, eps: float = 1e-5) -> Any:
@@ -195,4 +195,4 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "silu_and_mul_out": _silu_and_mul_out,
     "skip_layer_norm": _skip_layer_norm,
 }
-"""By the name of FlagGems' function, the call of the registry that takes its place."""
+"""Name of FlagGems' function -> the call of the registry that takes its place."""

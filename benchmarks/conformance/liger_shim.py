@@ -140,4 +140,4 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "LigerSiLUMulFunction": _swiglu,
     "LigerSoftmaxFunction": _softmax,
 }
-"""By the name of Liger's autograd function, what its ``apply`` becomes."""
+"""Name of Liger's autograd function -> what its ``apply`` becomes."""

@@ -28,7 +28,7 @@ EXPLAINED: Mapping[str, str] = {
     "test_sdpa_can_dispatch_non_composite_models": "the configuration names the attention that runs, the registry's",
     "test_tied_weights_keys": "query, key and value, and gate and up, are parts of one tensor, called tied here",
 }
-"""By the name of a test of transformers: why it fails with ``apply``, and is meant to."""
+"""Name of a test of transformers -> why it fails with ``apply``, and is meant to."""
 
 
 def run_tests(folder: Path, files: Sequence[str], plugins: Sequence[str], variables: Mapping[str, str]) -> Noted:

@@ -104,7 +104,7 @@ CALLS: Mapping[str, Callable[..., Any]] = {
     "softmax": _softmax,
     "square": _square,
 }
-"""By OpInfo's name, the call that its samples' input, arguments and keyword arguments become."""
+"""OpInfo's name -> the call that its samples' input, arguments and keyword arguments become."""
 
 WITHOUT_GRADIENT = frozenset({"_softmax_backward_data"})
 """Backward ops, which have no backward of their own; torch's have."""

@@ -42,7 +42,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("MixtralConfig", MIXTRAL),
     "deepseek": ("DeepseekV3Config", DEEPSEEK),
 }
-"""By name the class of a model's configuration and its sizes: Llama-3.1-8B's, Mixtral-8x7B's, and DeepSeek-V3's
+"""Name of a model -> the class of its configuration, and its sizes: Llama-3.1-8B's, Mixtral-8x7B's, and DeepSeek-V3's
 attention with a small dense MLP and vocabulary."""
 SMALL = {
     "hidden_size": 256,

@@ -97,7 +97,7 @@ def prepared(op: Any, implementation: Any, problem: Any, config: Config) -> list
 
 
 def answers(folder: Path, decisions: Sequence[dict[str, Any]], gpu: str) -> dict[str, list[str]]:
-    """By a decision's uid the fingerprint and the hash of what runs, as the checkout in that folder says."""
+    """Fingerprint and hash of what runs, by a decision's uid, as the checkout in that folder says."""
     paths = [str(folder), str(folder / "plugins")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     asking = f"from benchmarks.winners.carried import answer; answer({gpu!r})"

@@ -21,7 +21,7 @@ _GRID_LIMIT = 2**31 - 1
 _RESERVED = 1024
 """Shared memory of a block that the driver keeps."""
 _MOST_THREADS = {1: 2048, 2: 1536, 4: 1024}
-"""Of a multiprocessor, by vectors of a thread in a tile, which need so many registers more."""
+"""The most threads of a multiprocessor, by vectors of a thread in a tile, which need so many registers more."""
 _KEPT = 1024
 
 
@@ -43,7 +43,7 @@ class AsyncRows(CudaImplementation):
     output: str
     kernel: str
     parameters: tuple[str, ...] = ()
-    """Of the kernel, after its inputs."""
+    """Parameters of the kernel after its inputs."""
     ragged = True
     """Whether a row may be of any number of elements."""
 
@@ -187,7 +187,7 @@ def _tiles(row: _Row, config: Config) -> int:
 
 
 def _shared_bytes(row: _Row, inputs: int, config: Config) -> int:
-    """Of a block: its part of the row, two numbers of each warp of the cluster, a barrier, the driver's."""
+    """Shared bytes of a block: its part of the row, two numbers a warp of the cluster, a barrier, the driver's."""
     warps = config["cluster"] * config["threads"] // 32
     beside = -(-(8 * warps + 8) // _LINE) * _LINE
     return int(inputs * _slice(row, config) * _VECTOR + beside + _RESERVED)

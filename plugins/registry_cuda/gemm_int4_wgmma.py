@@ -31,7 +31,7 @@ _MOST_COLUMNS = 2**24
 _DEEPEST = 2**22
 _KEPT = 1024
 _USABLE = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.8}
-"""By size of a cluster, the share of multiprocessors that whole clusters fill: parts of a GPU have odd numbers."""
+"""The share of multiprocessors that whole clusters fill, by their size: parts of a GPU have odd numbers."""
 _SOURCE = read_source(f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "warpgroup.cuh", "gemm_int4_wgmma.cu")
 _TILES = CudaKernel(read_source(f"{__package__}.kernels", "token_tiles.cu"), "token_tiles")
 _TILE_THREADS = 128
@@ -201,7 +201,7 @@ __device__ inline void multiply_tokens(float (&sum)[{count}], const unsigned (&a
 
 
 def _fitting(m: int) -> tuple[bool, ...]:
-    """Of each number of tokens whether its tiles waste less than half of their last one, or are the smallest."""
+    """True for each number of tokens whose tiles waste less than half of their last one, or are the smallest."""
     least = next((tokens for tokens in _TOKENS if tokens >= m), _TOKENS[-1])
     return tuple([least / 4 <= tokens <= least and (m < 2 * _TOKENS[-1] or tokens >= 64) for tokens in _TOKENS])
 

@@ -46,7 +46,7 @@ _KEPT = 1024
 _ALONE = 1.5
 """The time of products while no other warpgroup multiplies when one adds."""
 _USABLE = {1: 1.0, 2: 1.0, 4: 0.2, 8: 0.45}
-"""By size of a cluster, the share of the GPU that clusters filled in what was measured: those of four seldom paid."""
+"""The share of the GPU that clusters filled when measured, by their size: those of four seldom paid."""
 
 
 class WgmmaPacked(CudaImplementation):
@@ -240,7 +240,7 @@ class _TileShape(NamedTuple):
 
 
 def _fitting(m: int) -> tuple[bool, ...]:
-    """Of each number of tokens whether it fits m: the least that holds them all, or the four largest."""
+    """True for each number of tokens that fits m: the least that holds them all, or the four largest."""
     least = next((tokens for tokens in _TOKENS if tokens >= m), _TOKENS[-1])
     return tuple([tokens == least or (tokens >= 96 and m > 128) for tokens in _TOKENS])
 

@@ -85,7 +85,7 @@ def with_tensors(values: Sequence[Any], change: Callable[[torch.Tensor], torch.T
 def handed_out(values: Sequence[Any]) -> tuple[Any, ...]:
     """A call's values with other objects for its tensors, of the same memory and with the same version counters.
 
-    Whoever gets them may point them to other memory, or hide their methods: the caller's own stay as they are.
+    What is done to them, such as pointing one to other memory or hiding its methods, leaves the caller's as they are.
     """
     return with_tensors(values, _detached)
 

@@ -94,4 +94,4 @@ def _has_variants(details: Mapping[str, Any]) -> bool:
 
 
 _DETAILS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {"load": _is_inventory, "compile": _has_variants}
-"""Of each check whose details are read: whether they have the form that they are read in."""
+"""Name of a check whose details are read -> whether details have the form that they are read in."""

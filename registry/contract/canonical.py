@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class CanonicalCall:
     """A call in the schema's terms that stands for a call in another form.
 
-    ``values`` are its arguments by name. ``finish`` makes the caller's outputs of its outputs; None: they are the same.
+    ``values`` are its arguments by name. ``finish`` makes the caller's outputs of its own; None: they are its own.
     """
 
     values: Mapping[str, Any]

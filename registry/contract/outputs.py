@@ -23,7 +23,7 @@ Outputs = torch.Tensor | tuple[torch.Tensor, ...] | None
 
 
 def as_tuple(outputs: Outputs) -> tuple[torch.Tensor, ...]:
-    """None, one output or several, as a tuple."""
+    """A tuple of the outputs: none for None, one, or several."""
     if outputs is None:
         return ()
     return outputs if isinstance(outputs, tuple) else (outputs,)

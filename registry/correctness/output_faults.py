@@ -54,7 +54,7 @@ def plain_fault(output: object) -> str:
     """Why a value is no plain tensor; "" if it is dense, computed, and of torch's own class.
 
     A subclass, a lazy conjugate or an overridden attribute might do the work later, when the value is read; a lazy
-    copy leaves it to whoever writes to the tensor, or asks for its address.
+    copy does it when the tensor is written to, or its address is asked for.
     """
     if type(output) is not torch.Tensor:
         return f"is a {type(output).__name__}, expected a plain torch.Tensor"

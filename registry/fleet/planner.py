@@ -76,9 +76,9 @@ def plan_fleet(
 def _variants(
     wanted: Represented, devices: Sequence[str], catalog: Catalog, options: TuneOptions
 ) -> dict[str, Variants | None]:
-    """For each model of device the variants of the problems' defaults there; None where nothing tells its architecture.
+    """The variants of the problems' defaults for each model of device; None where nothing tells its architecture.
 
-    Models of one architecture that are not here have the same.
+    Models of one architecture that are not here have equal variants.
     """
     there = {name: device_named(name) for name in devices}
     told = {

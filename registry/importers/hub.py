@@ -24,7 +24,7 @@ _REFUSALS: Mapping[str, tuple[str, str]] = {
     "GatedRepoError": ("it asks who downloads it", "accept its terms on the hub, then set HF_TOKEN"),
     "RepositoryNotFoundError": ("there is none of that name", "expected ORG/NAME; for a private one set HF_TOKEN"),
 }
-"""By the name of an exception of ``huggingface_hub`` what it means, and what to do; the most telling first."""
+"""Name of an exception of ``huggingface_hub`` -> its meaning, and what to do; the most telling first."""
 
 
 class HubCommit(NamedTuple):

@@ -181,7 +181,7 @@ class ProblemFile(ABC):
         if self._tried.is_constant():
             raise InvalidDefinitionError(
                 f"{self.file.path}: the right result is the same whatever the inputs are",
-                hint="whoever returned it without computing anything would be right, and win",
+                hint="a submission that returns it without computing anything would be right, and win",
             )
         outputs = [f"out{place}" for place in range(len(self.output_specs(first, first.dtypes)))]
         arguments = ", ".join(f"Tensor {one}" for one in self.names)

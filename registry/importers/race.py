@@ -121,7 +121,7 @@ def _order(trial: Trial) -> tuple[bool, float]:
 
 
 def _times(finals: Sequence[Final]) -> dict[str, list[float]]:
-    """By implementation, the times of its fastest candidate in the finals."""
+    """The times of each implementation's fastest candidate in the finals, by implementation."""
     by_candidate: dict[tuple[str, str], list[float]] = defaultdict(list)
     for one in finals:
         if one.role == "candidate" and one.candidate is not None:
@@ -173,8 +173,8 @@ def ranked(
 ) -> list[RaceStanding]:
     """One problem's standings in order: the winner of ``decision`` first, then by time, those that are out last.
 
-    ``over``: times as multiples of one and the same, by name, that were taken side by side; by default those of
-    ``decision``. They count for more than medians.
+    ``over``: by name, times as multiples of one entrant's, taken side by side; by default those of ``decision``.
+    They count for more than medians.
     """
     winner = decision.candidate.implementation if decision is not None else ""
     if over is None:

@@ -58,7 +58,7 @@ class _Entered:
 
     @property
     def times(self) -> list[float]:
-        """Of the blocks, or of its trial where it was in none."""
+        """Times in µs of its blocks, or of its trial where it was in none."""
         return [us for one in self.trials[1:] or self.trials for us in one.outcome.samples]
 
 
@@ -178,7 +178,7 @@ class SandboxedRace:
 
 
 def _over_reference(entries: Sequence[_Entered], baseline: str) -> dict[str, float]:
-    """By name the time of each as a multiple of the reference's: of the blocks, or of their trials if it was in none.
+    """Times as multiples of the reference's, by name: those of the blocks, or of the trials if it was in no block.
 
     Blocks and trials are minutes apart, in which a busy machine may have become another.
     """

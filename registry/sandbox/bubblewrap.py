@@ -31,7 +31,7 @@ _SETTINGS = (
     "user/max_user_namespaces", "user/max_pid_namespaces", "user/max_net_namespaces",
     "kernel/unprivileged_userns_clone", "kernel/apparmor_restrict_unprivileged_userns",
 )  # fmt: skip
-"""Of /proc/sys, where a system may say who may make namespaces."""
+"""Settings below /proc/sys by which a system allows users to make namespaces or forbids it."""
 _PROBE_S = 60.0
 
 _APART = (
@@ -47,7 +47,7 @@ _NO_FURTHER = "--disable-userns"
 
 @dataclass(frozen=True)
 class SandboxView:
-    """What a program behind bubblewrap sees: ``shown`` and ``devices`` are arguments of bwrap, the rest is the same.
+    """What a program behind bubblewrap sees, besides what all do: ``shown`` and ``devices`` are arguments of bwrap.
 
     /tmp and /dev/shm are its own and empty; ``temporary_bytes`` limits each.
     """

@@ -39,7 +39,7 @@ _AARCH64: Mapping[str, int] = {
 
 @dataclass(frozen=True)
 class CallNumbers:
-    """Of one architecture: the kernel's name (AUDIT_ARCH), the calls that are refused, those that make processes."""
+    """Numbers of an architecture: its own (AUDIT_ARCH), of the calls that are refused, of those that make processes."""
 
     architecture: int
     refused: Mapping[str, int]
@@ -51,7 +51,7 @@ MACHINES: Mapping[str, CallNumbers] = {
     "x86_64": CallNumbers(0xC000003E, _X86_64, 56),
     "aarch64": CallNumbers(0xC00000B7, _AARCH64, 220),
 }
-"""By the name that Python gives the machine."""
+"""Numbers of calls by the name that Python gives the machine."""
 
 _OTHER_FORM = 0x40000000
 """From this number on x86-64 has all calls a second time, for pointers of 32 bits."""

@@ -156,7 +156,7 @@ class JobQueue:
         """Gives the job back and sets the decisions of this lease aside; returns how many these were.
 
         What they replaced are the winners again. The decisions of a lost lease are set aside, too: their problems are
-        decided by whoever leases the job next, or by a new job if another worker has taken it over.
+        decided by the worker that leases the job next, or by a new job if another worker has taken it over.
         """
         with self._opened.writing() as session:
             count = fencing.withdraw(session, fence)

@@ -57,7 +57,7 @@ class FlashAttentionBackward(_FusedBackward):
         return 1.2
 
     def gradients(self, call: aten.GradientCall) -> aten.AttentionGradients:
-        """By torch's private operator."""
+        """The gradients by torch's private operator."""
         return aten.flash_backward(call)
 
 
@@ -77,7 +77,7 @@ class CudnnAttentionBackward(_FusedBackward):
         return 1.5 if device.capability >= (9, 0) else 1.0
 
     def gradients(self, call: aten.GradientCall) -> aten.AttentionGradients:
-        """By torch's private operator."""
+        """The gradients by torch's private operator."""
         return aten.cudnn_backward(with_equal_strides(call))
 
 
@@ -97,7 +97,7 @@ class EfficientAttentionBackward(_FusedBackward):
         return 0.5
 
     def gradients(self, call: aten.GradientCall) -> aten.AttentionGradients:
-        """By torch's private operator."""
+        """The gradients by torch's private operator."""
         call = with_heads_in_one_order(call)
         return aten.efficient_backward(call, reasons.bias_of(call.mask, call.q, call.k.shape[1]))
 
@@ -118,5 +118,5 @@ class CpuFlashAttentionBackward(_FusedBackward):
         return 0.5
 
     def gradients(self, call: aten.GradientCall) -> aten.AttentionGradients:
-        """By torch's private operator."""
+        """The gradients by torch's private operator."""
         return aten.cpu_backward(call, reasons.bias_of(call.mask, call.q, call.k.shape[1]))

@@ -25,5 +25,5 @@ def room_reasons(problem: Problem, device: Device) -> Iterator[str]:
 
 
 def chunks_preference(problem: Problem) -> float:
-    """Of a form by chunks: before torch.native where all logits would be many, after it where they are few."""
+    """The preference of a form by chunks: before torch.native where all logits would be many, else after it."""
     return 0.5 if problem.rows * problem.cols > _LARGE else -0.5

@@ -37,7 +37,7 @@ def gpu_properties(index: int) -> dict[str, int | str]:
 
 
 def conditions(gpu: GpuProperties) -> dict[str, str]:
-    """By name, what code compiled here for a GPU of these properties depends on besides its variant.
+    """Facts that code compiled here for a GPU of these properties depends on besides its variant, by name.
 
     Without properties for this machine's CPU: its instruction set as the C++ compiler names it, since Inductor compiles
     for the machine that it runs on, and the folders that its compile commands name.

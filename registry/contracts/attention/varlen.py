@@ -78,13 +78,13 @@ def _calls(values: Mapping[str, Any]) -> Iterator[tuple[slice, ScoredCall]]:
 
 
 def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
-    """As attention's output, sequence by sequence."""
+    """The scale of attention's output, sequence by sequence."""
     parts = [spread_scale(problem, reference[None, rows], call)[0] for rows, call in _calls(values)]
     return torch.cat(parts)
 
 
 def _lse_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
-    """As attention's log-sum-exp, sequence by sequence."""
+    """The scale of attention's log-sum-exp, sequence by sequence."""
     parts = [lse_scale(problem, reference[None, :, rows], call)[0] for rows, call in _calls(values)]
     return torch.cat(parts, 1)
 

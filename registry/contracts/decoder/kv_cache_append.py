@@ -220,7 +220,7 @@ def _not_nearest(found: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def _halfway(found: torch.Tensor, values: Mapping[str, Any], cache_name: str) -> torch.Tensor:
-    """Where an int8 is one of two that are as near to the quotient: fp32 may round that across their middle.
+    """True where two int8 are about equally near to the quotient, which fp32 may round across their middle.
 
     By a scale that is a power of two the quotient is exact, and the even one is right.
     """

@@ -101,7 +101,7 @@ def row_errors(problem: Problem, values: Mapping[str, Any]) -> tuple[torch.Tenso
 
 
 def _lse_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
-    """In float32's roundings, since lse is float32 beside halves whose logits are rounded."""
+    """Scale in float32's roundings, since lse is float32 beside halves whose logits are rounded."""
     error, _ = row_errors(problem, values)
     allowed: torch.Tensor = reference.abs() + error / fp32_weight(problem)
     return allowed

@@ -87,7 +87,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
 
 
 def _of_loss(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
-    """In float32's roundings, since the loss is float32 beside halves whose logits are rounded."""
+    """Scale in float32's roundings, since the loss is float32 beside halves whose logits are rounded."""
     _, error = row_errors(problem, values)
     total = error.sum()
     if problem.reduction == "mean":

@@ -41,7 +41,7 @@ def thresholds(logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Te
 
 
 class _Masses(NamedTuple):
-    """Of one choice of kept tokens: each sample's mass, that of all tokens up to it, and that of all, ``[rows]``."""
+    """Masses of kept tokens: each sample's own, that of all tokens up to it, and that of all, ``[rows]`` each."""
 
     own: torch.Tensor
     upto: torch.Tensor

@@ -22,7 +22,7 @@ CALLS = 9
 """The number of calls of each thread, one after another, each with its own outputs."""
 
 MOST_CALLS = 33
-"""Of short ones, which meet less often."""
+"""The most calls of each thread: short ones meet less often."""
 
 _SHARED = 1
 """The index of the call in which both threads get one input: a plan that changes an input temporarily fails there."""

@@ -42,7 +42,7 @@ class Failures:
         self._most_reasons = most_reasons
         self._lock = renewed_in_child(self, "_lock", threading.Lock)
         self.known: dict[tuple[Hashable, str], FailedCandidate] = {}
-        """By place and candidate key."""
+        """Failed candidates by place and candidate key."""
 
     def __len__(self) -> int:
         return len(self.known)

@@ -156,7 +156,7 @@ class ArtifactShelf:
     files: dict[tuple[str, str], SharedFile] = field(default_factory=dict)
 
     def claim(self, key: str) -> bool:
-        """True for the first who asks for a variant: that one compiles it."""
+        """True for the first process that asks for a variant, which then compiles it."""
         if key in self.claimed:
             return False
         self.claimed.add(key)

@@ -48,7 +48,10 @@ def lora_layers(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _of_adapter(layer: torch.nn.Module) -> dict[int, str]:
-    """Of one of PEFT's layers, which has its base as ``base_layer``, or wraps a module and the copy that learns."""
+    """Reasons to leave modules of one of PEFT's layers, by id.
+
+    A layer has its base as ``base_layer``, or wraps a module and a copy of it that learns.
+    """
     base = layer._modules.get("base_layer")
     if base is None:
         return dict.fromkeys(map(id, layer.modules()), TRAINED)

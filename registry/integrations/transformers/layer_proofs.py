@@ -50,7 +50,7 @@ class _Call(NamedTuple):
 
 
 class _Recorder(torch.nn.Module):
-    """In the place of a module: it notes its name and arguments, and returns what it was made with."""
+    """A stand-in for a module, which notes its name and arguments, and returns what it was made with."""
 
     def __init__(self, name: str, result: Any, calls: list[_Call], real: Any) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ _TOKENS = 2
 
 
 class _Base(torch.nn.Module):
-    """In the place of a model's layers: it has a tensor to return, and None for everything else."""
+    """A stand-in for a model's layers, which has a tensor to return, and None for everything else."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _BaseOutput:
 
 
 class _Output(torch.nn.Module):
-    """In the place of an output layer: it returns its input, and keeps what it returned."""
+    """A stand-in for an output layer, which returns its input, and keeps what it returned."""
 
     def __init__(self, like: torch.nn.Linear, weight: torch.Tensor) -> None:
         super().__init__()

@@ -65,7 +65,7 @@ class Contest:
     follows: bool = False
     """Whether it follows a contest whose finalists were found wrong: those behind them may not have met all probes."""
     _ranking: list[Candidate] = field(default_factory=list)
-    """Who may challenge after the pre-final, fastest first."""
+    """Candidates that may challenge after the pre-final, fastest first."""
 
     def early_entrants(self) -> list[Candidate]:
         """Entrants of the pre-final: the challengers, the incumbent, and the best candidate of every implementation.

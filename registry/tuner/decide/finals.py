@@ -130,7 +130,7 @@ class Finals:
             contest.wanted = min(contest.wanted, blocks)
 
     def prepare(self, searched: Sequence[Findings], runner: BlockRunner) -> None:
-        """Choose incumbents and challengers, hold the pre-final that leaves two of them, and probe who is left."""
+        """Choose incumbents and challengers, hold the pre-final that leaves two of them, and probe those."""
         for findings in searched:
             plan = findings.plan
             incumbent = findings.incumbent()
@@ -158,9 +158,9 @@ class Finals:
         self._observe(FinalsStarted(self.contests, self.blocks))
 
     def _probe(self, runner: BlockRunner) -> None:
-        """Verify those who take part and whose trials left out the probes.
+        """Verify the finalists whose trials left out the probes.
 
-        Whoever is wrong is stored as wrong, and the next of the pre-final takes its place, or the next incumbent.
+        One that is wrong is stored as wrong, and the next of the pre-final takes its place, or the next incumbent.
         """
         while asked := [(contest, one) for contest in self._contests for one in contest.unprobed]:
             # those that share probes one after another: they then meet one worker
@@ -221,7 +221,7 @@ class Finals:
         """Judge every contest, verify on ``runner`` to which sizes winners transfer, and publish, one after another.
 
         Unless this is the ``last`` time, contests remain for which another run published first, for finals against its
-        winner, and those whose finalists were found wrong, for finals of who is behind them.
+        winner, and those whose finalists were found wrong, for finals of the candidates behind them.
         """
         without, self._without = self._without, []
         for findings in without:
@@ -260,7 +260,7 @@ class Finals:
             contest.fix_blocks(count)
 
     def _judge(self, contest: Contest, noise: Noise) -> Verdict | str:
-        """The verdict on a contest, or why there can be none; who was found wrong is stored as wrong."""
+        """The verdict on a contest, or why there can be none; candidates that were found wrong are stored as wrong."""
         self._refuse_too_fast(contest)
         for candidate, outcome in contest.found_wrong:
             self._refute(contest.findings, candidate, outcome)

@@ -89,8 +89,8 @@ class Rotation:
         """Let changeable tensors of some copies hold the elements of ``values``, by place, but at other places.
 
         The elements of each tensor are moved by a random number of places, so that hardly one stays where it was, and
-        some of the last bits of floating numbers are flipped: whoever has the results of the elements has none of
-        these.
+        some of the last bits of floating numbers are flipped: remembered results of the elements are wrong
+        for these.
         Without ``again``, tensors that are moved already stay as they are. No version counter moves.
         """
         if not again and copies == self._complete:

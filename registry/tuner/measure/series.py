@@ -17,9 +17,9 @@ HOPELESS = "hopeless"
 SCREENED = "screened"
 
 PROMISING = 1.2
-"""The most that the time of a promising candidate may be, over the best so far: nobody slower enters the finals.
+"""The most that the time of a promising candidate may be, over the best so far: no slower one enters the finals.
 
-Who enters is within 1.1 of the fastest, and a search's time is more than 14% off for one candidate in a hundred."""
+Finalists are within 1.1 of the fastest, and a search's time is more than 14% off for one candidate in a hundred."""
 
 _COMPARED_FROM = 4
 """Known and new inputs are compared from a random batch of samples below this number on, or at the end."""

@@ -54,7 +54,7 @@ class KeptSample:
 class HeldResults:
     """Tensors that functional code has returned, some of which are held: no later call may write to their memory.
 
-    Whoever returns the buffers of a ring in turn is found, however many it has, if it ever comes round.
+    A function that returns the buffers of a ring in turn is found, however many it has, once it begins again.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Probes of the tuned problem itself, or of its twin: who is wrong only from some size on is wrong there."""
+"""Probes of the tuned problem itself, or of its twin: code that is wrong only from some size on is wrong there."""
 
 from __future__ import annotations
 

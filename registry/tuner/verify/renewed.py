@@ -140,9 +140,9 @@ class _New:
 class _Waited:
     """Pairs of times after no pause and after one.
 
-    Unlike who looks at the inputs, who goes by a pause errs now and then: so a pair beyond the bound makes up for one
-    within it, and the shortest quarter of the times after a pause may be chance. But a pause also costs who is honest
-    some time, more on a busy machine: other programs fill the caches meanwhile, and threads fall asleep.
+    A candidate that goes by a pause errs now and then, unlike one that looks at the inputs: so a pair beyond the bound
+    makes up for one within it, and the shortest quarter of the times after a pause may be chance. But a pause costs an
+    honest candidate some time, too, more on a busy machine: other programs fill the caches, and threads fall asleep.
     """
 
     def __init__(self) -> None:

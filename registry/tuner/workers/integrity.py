@@ -274,7 +274,7 @@ class Integrity:
     def restore(self) -> list[Replaced]:
         """Undo every replacement since construction; returns the replacements.
 
-        Whoever replaces a part of our own modules for a moment, and puts it back, is found by the write to its place.
+        A part of our own modules that is replaced for a moment and put back is found by the write to its place.
         """
         # told before the parts are looked at: a write in the meantime is found at the next call
         places = self._writes.since_the_last_look()

@@ -17,7 +17,7 @@ def _terms(
     row, grad_loss, targets, weight, lses, totals, ignore_index, smoothing, rows, cols, PER_ROW: tl.constexpr,
     MEAN: tl.constexpr,
 ):  # fmt: skip
-    """Of a row: whether it counts, its target (-1: none), lse, and factors of the powers, of the target, of all."""
+    """Terms of a row: whether it counts, target (-1: none), lse, and factors of the powers, of the target, of all."""
     there = row < rows
     target = tl.load(targets + row, mask=there, other=0)
     kept = there & (target != ignore_index)

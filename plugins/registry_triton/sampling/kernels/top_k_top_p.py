@@ -63,7 +63,7 @@ def _bucket_sums(
     candidates, count, low, shift, most, BY_MASS: tl.constexpr, BUCKETS: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Of each bucket of ``2 ** shift`` keys from ``low`` on the number of candidates, or the sum of their weights."""
+    """The number of candidates of each bucket of ``2 ** shift`` keys from ``low`` on, or the sum of their weights."""
     bucket = tl.arange(0, BUCKETS)[:, None]
     sums = tl.zeros([BUCKETS, BLOCK], tl.float32 if BY_MASS else tl.int32)
     for start in tl.range(0, count, BLOCK, num_stages=STAGES):

@@ -76,7 +76,7 @@ class AppendStep:
         self._query: torch.Tensor | None = None
         self._rotated: torch.Tensor | None = None
         self.lengths: torch.Tensor | None = None
-        """Of sequences with their new tokens, int32 [batch], once these are appended; None if a mask says else."""
+        """Tokens of each sequence, int32 [batch], once the new ones are appended; None if a mask says else."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
@@ -135,7 +135,7 @@ class AppendStep:
 
 
 class AppendProbe:
-    """In the place of a cache: it notes whether keys and queries go from the rotation to it and to attention."""
+    """A stand-in for a cache, which notes whether keys and queries go from the rotation to it and to attention."""
 
     def __init__(self) -> None:
         self.rotated: list[tuple[torch.Tensor, torch.Tensor]] = []

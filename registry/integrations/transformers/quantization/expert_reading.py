@@ -34,7 +34,7 @@ class ReadExperts(LayerOperation):
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Any]:
-        """No tensors of packed experts, which are set when all are read; the weight of others by its full name."""
+        """The weight of experts that are not packed, by its full name; of packed ones nothing until all are read."""
         self.record.note_missing(kwargs.get("missing_keys"))
         name = str(kwargs["full_layer_name"])
         layer, _, parameter = name.rpartition(".")

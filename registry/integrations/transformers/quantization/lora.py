@@ -14,7 +14,7 @@ from .dense import DenseLayer
 from .replacing import PackedLayer
 
 _INITIALISATIONS = (True, False, "gaussian", "eva")
-"""Of ``init_lora_weights``: those that do not read the weight."""
+"""Values of ``init_lora_weights`` by which the weight is not read."""
 
 
 class PackedLoraLinear(LoraLinear):  # type: ignore[misc, unused-ignore]

@@ -89,7 +89,7 @@ class LatentStep:
 
 
 class LatentProbe:
-    """In the place of a step and of a cache: it notes what these and attention get, and returns latents as they are."""
+    """A stand-in for a step and a cache, which notes what these and attention get, and returns latents as they are."""
 
     def __init__(self, sizes: LatentSizes) -> None:
         self._sizes = sizes
