@@ -34,6 +34,7 @@ from registry.space import Config
 
 from .arguments import output_file
 from .racing import dispatch_sizes
+from .racing.device_timing import ratio
 from .racing.dispatch_rivals import BY_HAND, ways
 
 ROUNDS = 101
@@ -91,11 +92,6 @@ def host_times(ways: Mapping[str, Callable[[], Any]], cuda: bool, rounds: int = 
 def above(times: Times, one: str, other: str) -> float:
     """How much longer ``one`` takes, in the median round."""
     return statistics.median(a - b for a, b in zip(times[one], times[other], strict=True))
-
-
-def ratio(times: Times, one: str, other: str) -> float:
-    """How many times as long ``one`` takes, in the median round."""
-    return statistics.median(a / b for a, b in zip(times[one], times[other], strict=True))
 
 
 @dataclass(frozen=True)

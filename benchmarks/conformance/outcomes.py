@@ -10,6 +10,8 @@ from typing import Any
 
 from registry.folding import kind_of
 
+_MOST_REASONS = 25
+
 
 class Outcome(enum.Enum):
     """What became of one case.
@@ -103,9 +105,9 @@ def counts_table(first: str, groups: Mapping[str, Counts]) -> list[str]:
     return [*head, *lines]
 
 
-def reasons_list(counts: Counts, outcome: Outcome, most: int = 25) -> list[str]:
+def reasons_list(counts: Counts, outcome: Outcome) -> list[str]:
     """Lines of a Markdown list of the reasons of one outcome, the most frequent first."""
     found = [(kind, count) for kind, count in counts.reasons.most_common() if kind[0] is outcome]
-    lines = [f"- {count} x {counts.examples[kind]}" for kind, count in found[:most]]
-    left = sum(count for _, count in found[most:])
-    return [*lines, *([f"- {left} x others of {len(found) - most} kinds: in the JSON file"] if left else [])]
+    lines = [f"- {count} x {counts.examples[kind]}" for kind, count in found[:_MOST_REASONS]]
+    left = sum(count for _, count in found[_MOST_REASONS:])
+    return [*lines, *([f"- {left} x others of {len(found) - _MOST_REASONS} kinds: in the JSON file"] if left else [])]

@@ -99,8 +99,7 @@ def _percentiles(curves: Sequence[Curve], share: float) -> list[float]:
     return values
 
 
-def main() -> None:
-    """Replay, print the table, write the chart."""
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="*", type=Path, help="files of landscapes; default: those kept here")
     parser.add_argument("--seeds", type=int, default=50)
@@ -109,7 +108,12 @@ def main() -> None:
     parser.add_argument("--synthetic", action="store_true", help="landscapes of a model")
     parser.add_argument("--chart", type=output_file, help="an SVG file to write")
     parser.add_argument("--jobs", type=int, default=2)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Replay, print the table, write the chart."""
+    options = _options()
     # one thread a process, set before a child imports numpy: small matrices gain nothing from more
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")

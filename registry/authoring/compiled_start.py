@@ -35,31 +35,22 @@ def start_from_compile(op: Op, problem: Problem, vendor: str) -> str:
 
     Raises RegistryError for an op that torch.compile does not compute by Triton kernels alone.
     """
-    if op.parsed.mutates:
-        raise RegistryError(
-            f"{op.name} writes into its arguments", hint="begin with `registry new plugin --backend torch`"
-        )
-    values = op.draw(problem, op.kinds[0], torch.Generator().manual_seed(0))
-    names = [name for name, value in zip(op.parsed.names, values, strict=True) if isinstance(value, torch.Tensor)]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    if any(isinstance(value, list | tuple) for value in values) or not all(each.is_contiguous() for each in tensors):
-        raise RegistryError(f"{op.name} takes lists of tensors, or tensors with gaps", hint="write it by hand")
-
-    floats = [name for name, value in zip(op.parsed.names, values, strict=True) if type(value) is float]
+    values = _drawn(op, problem)
+    names = [name for name, value in values.items() if isinstance(value, torch.Tensor)]
     # numbers that nothing else in a kernel is: where one stands, the argument stands
+    floats = [name for name, value in values.items() if type(value) is float]
     marks = {name: 0.0312591734 + 0.0071346291 * number for number, name in enumerate(floats)}
-    marked = [marks.get(name, value) for name, value in zip(op.parsed.names, values, strict=True)]
+    marked = {**values, **marks}
 
     def of_tensors(*given: torch.Tensor) -> Any:
-        left = iter(given)
-        return op.reference(*[next(left) if isinstance(value, torch.Tensor) else value for value in marked])
+        return op.reference(*{**marked, **dict(zip(names, given, strict=True))}.values())
 
-    module = read_module(written_by_inductor(of_tensors, tensors))
+    module = read_module(written_by_inductor(of_tensors, [values[name] for name in names]))
     start = _started(op, module, _tensor_names(op, module, names), {mark: name for name, mark in marks.items()})
-    for name in floats:
-        if not any(name in kernel.numbers for kernel in start.kernels.values()):
-            raise RegistryError(f"torch.compile computes with {name} of {op.name} what no argument of a kernel can be")
     kernels = list(start.kernels.values())
+    for name in floats:
+        if not any(name in kernel.numbers for kernel in kernels):
+            raise RegistryError(f"torch.compile computes with {name} of {op.name} what no argument of a kernel can be")
     known = {
         "op": op.name,
         "vendor": vendor,
@@ -72,6 +63,19 @@ def start_from_compile(op: Op, problem: Problem, vendor: str) -> str:
         "scratch": {name: (each.shape, each.dtype) for name, each in start.scratch.items()},
     }
     return rendered("scaffold/compiled.py", known)
+
+
+def _drawn(op: Op, problem: Problem) -> dict[str, Any]:
+    """Arguments of a call by name. Raises RegistryError where kernels of torch.compile cannot take them."""
+    if op.parsed.mutates:
+        raise RegistryError(
+            f"{op.name} writes into its arguments", hint="begin with `registry new plugin --backend torch`"
+        )
+    values = op.draw(problem, op.kinds[0], torch.Generator().manual_seed(0))
+    dense = all(value.is_contiguous() for value in values if isinstance(value, torch.Tensor))
+    if not dense or any(isinstance(value, list | tuple) for value in values):
+        raise RegistryError(f"{op.name} takes lists of tensors, or tensors with gaps", hint="write it by hand")
+    return dict(zip(op.parsed.names, values, strict=True))
 
 
 def _tensor_names(op: Op, module: WrittenModule, names: Sequence[str]) -> dict[str, str]:

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..contract import Op
 from ..device import Device
 from ..problem import Problem
 
-_MOST_BYTES = {"cpu": 1 << 20, "cuda": 64 << 20}
-"""The most bytes of one problem's floor: its float64 reference takes about 20 times as many, in 40 passes."""
-_MEMORY_PART = 1 / 128
-"""The most bytes of one problem's floor, as a part of the device's memory."""
-_MOST_FLOP = {"cpu": 5e7, "cuda": 1e12}
 MULTIPLE = 16
 """Compilers specialise on multiples of it: another size is a multiple if the first one is, as far as possible."""
+
+
+@dataclass(frozen=True)
+class ProblemLimits:
+    """The most that a problem may cost which is made up for a check.
+
+    ``bytes`` and ``flop`` of its floor, by kind of device; ``memory_part``: its bytes, as a part of the memory.
+    """
+
+    bytes: Mapping[str, int]
+    memory_part: float
+    flop: Mapping[str, float]
+
+    def hold(self, op: Op, problem: Problem, device: Device, part: float = 1.0) -> bool:
+        """True if a problem costs at most that part of each limit."""
+        floor, kind = op.floor(problem), "cuda" if device.type == "cuda" else "cpu"
+        most = min(self.bytes[kind], self.memory_part * device.memory_bytes)
+        return floor.bytes <= part * most and floor.flop <= part * self.flop[kind]
+
+
+# a float64 reference takes about 20 times as many bytes as the floor, in 40 passes
+_LIMITS = ProblemLimits({"cpu": 1 << 20, "cuda": 64 << 20}, 1 / 128, {"cpu": 5e7, "cuda": 1e12})
 
 
 @dataclass(frozen=True)
@@ -88,7 +105,7 @@ def _first(
             found = op.problem_of({**problem.dims, name: size})
         except Exception:  # an op's check may raise anything for a problem that it does not have
             continue
-        if device is None or _is_affordable(op, found, device, part):
+        if device is None or _LIMITS.hold(op, found, device, part):
             return found
     return None
 
@@ -113,9 +130,3 @@ def _larger(size: int) -> Iterable[int]:
 
 def _otherwise_divisible(size: int) -> Iterable[int]:
     return (size + 1 if size % MULTIPLE == 0 else size + MULTIPLE - size % MULTIPLE,)
-
-
-def _is_affordable(op: Op, problem: Problem, device: Device, part: float) -> bool:
-    floor, kind = op.floor(problem), "cuda" if device.type == "cuda" else "cpu"
-    most = min(_MOST_BYTES[kind], _MEMORY_PART * device.memory_bytes)
-    return floor.bytes <= part * most and floor.flop <= part * _MOST_FLOP[kind]

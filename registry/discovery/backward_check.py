@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ..arguments.schema import Parameter
 from ..contract import Op
 from ..errors import InvalidDefinitionError, UnknownNameError, did_you_mean
 
@@ -83,26 +84,20 @@ def check_backward_ops(ops: Iterable[Op], known: Mapping[str, Op]) -> None:
 
 
 def _misfits(forward: Op, backward: Op) -> list[str]:
+    """What a backward op takes and returns that does not fit ``forward``, each as the end of a sentence."""
     assert forward.backward is not None
     given = {parameter.name: parameter for parameter in forward.parsed.parameters}
     gradients = {f"grad_{name}" for name in forward.parsed.outputs}
-    masks = {f"need_{name}" for name, parameter in given.items() if parameter.holds_tensors} - given.keys()
     saved, names = forward.backward.saved, backward.parsed.names
     found = []
     for parameter in backward.parsed.parameters:
-        name, attribute = parameter.name, given.get(parameter.name)
-        if name in gradients or name in saved:
-            expected = attribute.kind if name in saved and attribute is not None else "Tensor"
+        if parameter.name in gradients or parameter.name in saved:
+            own = given.get(parameter.name) if parameter.name in saved else None
+            expected = "Tensor" if own is None else own.kind
             if parameter.kind != expected:
-                found.append(f"takes {name} as {parameter.kind}, expected a {expected}")
-        elif name in masks:
-            kinds = ("bool", "int[]") if given[name.removeprefix("need_")].kind == "Tensor[]" else ("bool",)
-            if parameter.kind not in kinds or parameter.optional:
-                found.append(f"takes {name} as {parameter.kind}, expected a {' or an '.join(kinds)}")
-        elif attribute is None or attribute.holds_tensors:
-            found.append(f"takes {name}, which is neither a gradient, nor saved, nor an attribute")
-        elif (attribute.kind, attribute.optional) != (parameter.kind, parameter.optional):
-            found.append(f"takes {name} as {parameter.kind}, but {forward.name} as {attribute.kind}")
+                found.append(f"takes {parameter.name} as {parameter.kind}, expected a {expected}")
+        elif misfit := _misfit(forward, parameter, given):
+            found.append(misfit)
     found += [f"does not take {name}, which is saved" for name in saved if name not in names]
     if not gradients.intersection(names):
         found.append(f"takes no gradient, expected {', '.join(sorted(gradients))}")
@@ -115,3 +110,17 @@ def _misfits(forward: Op, backward: Op) -> list[str]:
     if backward.parsed.mutates:
         found.append("writes to its arguments")
     return found
+
+
+def _misfit(forward: Op, parameter: Parameter, given: Mapping[str, Parameter]) -> str:
+    """How a parameter that is neither a gradient nor saved fits no ``need_<input>`` and no attribute; "" if it does."""
+    name, kind, attribute = parameter.name, parameter.kind, given.get(parameter.name)
+    needed = given.get(name.removeprefix("need_")) if name.startswith("need_") and attribute is None else None
+    if needed is not None and needed.holds_tensors:
+        kinds = ("bool", "int[]") if needed.kind == "Tensor[]" else ("bool",)
+        fits = kind in kinds and not parameter.optional
+        return "" if fits else f"takes {name} as {kind}, expected a {' or an '.join(kinds)}"
+    if attribute is None or attribute.holds_tensors:
+        return f"takes {name}, which is neither a gradient, nor saved, nor an attribute"
+    fits = (attribute.kind, attribute.optional) == (kind, parameter.optional)
+    return "" if fits else f"takes {name} as {kind}, but {forward.name} as {attribute.kind}"

@@ -18,7 +18,7 @@ from ..problem import Problem
 from ..tuner import run
 from ..tuner.decide.judge import ALPHA, Times, time_ratio
 from ..tuner.decide.noise import Noise
-from ..tuner.events import Event, Observer, ProblemDecided
+from ..tuner.events import Event, ProblemDecided
 from ..tuner.limits import Budget
 from ..tuner.measure.protocol import TimingProtocol
 from ..tuner.options import TuneOptions
@@ -56,13 +56,7 @@ class DriftFinding:
         return self.kind in ALARMS
 
 
-def retimed(
-    winners: Sequence[InstalledWinner],
-    catalog: Catalog,
-    device: Device,
-    observer: Observer = lambda _: None,
-    budget: Budget | None = None,
-) -> list[DriftFinding]:
+def retimed(winners: Sequence[InstalledWinner], catalog: Catalog, device: Device) -> list[DriftFinding]:
     """A finding for each winner, in order. Raises what ``tune`` raises.
 
     Each is verified and timed in finals against its default, in several processes, as tune does; nothing is stored.
@@ -76,7 +70,7 @@ def retimed(
     own = [one for one in winners if one.problem in timed]
     with tempfile.TemporaryDirectory(prefix="registry-drift-") as folder:
         path = Path(folder) / "drift.db"
-        mishaps = _run(own, timed, catalog, device, path, observer, budget or Budget()) if timed else {}
+        mishaps = _run(own, timed, catalog, device, path) if timed else {}
         with Store.open(path) as store:
             return [_finding(one, pairs[one.problem], store, mishaps.get(one.problem, "")) for one in winners]
 
@@ -117,8 +111,6 @@ def _run(
     catalog: Catalog,
     device: Device,
     path: Path,
-    observer: Observer,
-    budget: Budget,
 ) -> Mapping[Problem, str]:
     """Time the winners against the defaults; why a problem was not decided, by problem."""
     environment, timing = Environment(device.hardware(), device.software()), TimingProtocol.of(device)
@@ -137,9 +129,8 @@ def _run(
     def observe(event: Event) -> None:
         if isinstance(event, ProblemDecided) and event.result.verdict == "none":
             mishaps[event.result.problem] = event.result.reason
-        observer(event)
 
-    options = TuneOptions(replace(budget, trials=most), implementations=sorted(names), retune=True, all_sizes=True)
+    options = TuneOptions(Budget(trials=most), implementations=sorted(names), retune=True, all_sizes=True)
     run.tune(wanted, catalog=catalog, device=device, database=str(path), options=options, observer=observe)
     return mishaps
 

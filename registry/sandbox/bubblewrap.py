@@ -71,11 +71,11 @@ class SandboxView:
         ]  # fmt: skip
 
 
-def _sealed_proc(root: Path = Path("/proc")) -> list[str]:
+def _sealed_proc() -> list[str]:
     """Arguments of bwrap that make read-only what of /proc is the kernel's: root's number may write to it without any
     capability. The folders of processes stay writable: CUDA's driver names its threads there, and fails if it cannot.
     """
-    kernels = (each for each in sorted(root.iterdir()) if not each.name.isdigit() and not each.is_symlink())
+    kernels = (each for each in sorted(Path("/proc").iterdir()) if not each.name.isdigit() and not each.is_symlink())
     written = (each for each in kernels if each.is_dir() or each.stat().st_mode & _WRITABLE)
     return [part for each in written for part in ("--ro-bind-try", str(each), str(each))]
 
@@ -98,12 +98,13 @@ def _remedy_of(fault: str) -> str:
     return f"{_ALLOW}; here {told}" if (told := _settings_told()) else _ALLOW
 
 
-def _settings_told(root: Path = Path("/proc/sys")) -> str:
+def _settings_told() -> str:
     """What this system says of namespaces, as text."""
     found = []
     for name in _SETTINGS:
         with contextlib.suppress(OSError):
-            found.append(f"{name.replace('/', '.')} = {(root / name).read_text().strip()}")
+            value = Path("/proc/sys", name).read_text().strip()
+            found.append(f"{name.replace('/', '.')} = {value}")
     return ", ".join(found)
 
 

@@ -81,12 +81,13 @@ def _absolute(path: Path) -> Path:
     return path if path.is_absolute() else Path.cwd() / path
 
 
-def gpu_nodes(minor: int | None, root: Path = Path("/dev")) -> list[str]:
+def gpu_nodes(minor: int | None) -> list[str]:
     """Arguments of bwrap for one GPU's device nodes. ``minor``: its number; None: of all, where it is not known."""
-    return [part for node in _nodes(minor, root) for part in ("--dev-bind", str(node), str(node))]
+    return [part for node in _nodes(minor) for part in ("--dev-bind", str(node), str(node))]
 
 
-def _nodes(minor: int | None, root: Path) -> Iterator[Path]:
+def _nodes(minor: int | None) -> Iterator[Path]:
+    root = Path("/dev")
     wanted: Sequence[Path] = (
         sorted(each for each in root.glob("nvidia[0-9]*") if each.name[6:].isdigit())
         if minor is None

@@ -93,11 +93,11 @@ def logit_size(call: ScoredCall, logits: torch.Tensor, span: slice) -> torch.Ten
     return size
 
 
-def scored_call(values: Mapping[str, Any], wide: torch.dtype = torch.float64) -> ScoredCall:
-    """The call with these arguments, by name."""
+def scored_call(values: Mapping[str, Any]) -> ScoredCall:
+    """The call with these arguments, by name, in float64."""
     heads = [values[name] for name in ("q", "k", "v")]
     mask, causal, scale, softcap = (values[name] for name in ("mask", "causal", "scale", "softcap"))
-    return ScoredCall.of(heads, mask, causal, scale, softcap, values["window"], wide)
+    return ScoredCall.of(heads, mask, causal, scale, softcap, values["window"], torch.float64)
 
 
 def spread_scale(problem: Problem, reference: torch.Tensor, call: ScoredCall) -> torch.Tensor:

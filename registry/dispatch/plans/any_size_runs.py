@@ -54,10 +54,9 @@ class _AnySizeRun:
 class AnySizeRuns:
     """Runs of one op's ``any_size`` implementations, by configuration and everything of a problem except sizes."""
 
-    def __init__(self, op: Op, most: int = MOST_RUNS) -> None:
+    def __init__(self, op: Op) -> None:
         self._dynamic = op.dynamic
         self._static = getter(sorted(op.static))
-        self._most = most
         self._runs: dict[Hashable, _AnySizeRun] = {}
         self._by_run: dict[int, _AnySizeRun] = {}
 
@@ -77,7 +76,7 @@ class AnySizeRuns:
         """Keep the run of a plan that was bound for a draft."""
         kept = _AnySizeRun(plan, draft.signature.arguments, self._static)
         self._runs[self._key(draft)] = self._by_run[id(plan.run)] = kept
-        while len(self._runs) > self._most:
+        while len(self._runs) > MOST_RUNS:
             dropped = self._runs.pop(next(iter(list(self._runs))), None)
             if dropped is not None:
                 self._by_run.pop(id(dropped.run), None)

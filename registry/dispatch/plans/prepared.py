@@ -25,9 +25,9 @@ BUDGET = PreparedBudget()
 _CACHE = PreparedCache(BUDGET.of)
 
 
-def prepared_bytes(device: torch.device | None = None) -> int:
-    """Bytes that the prepared tensors of all ops hold now, on ``device`` or on all devices."""
-    return _CACHE.nbytes(device)
+def prepared_bytes() -> int:
+    """Bytes that the prepared tensors of all ops hold now, on all devices."""
+    return _CACHE.nbytes()
 
 
 def forget_prepared() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,8 +19,8 @@ SHARE = 0.25
 class PreparedBudget:
     """The budget. ``given``: bytes per device; None for ``KERNEL_REGISTRY_PREPARED_BYTES``, else the default."""
 
-    def __init__(self, given: int | None = None) -> None:
-        self.given = given
+    def __init__(self) -> None:
+        self.given: int | None = None
 
     def of(self, device: torch.device) -> int:
         """The budget of ``device`` in bytes. Raises InvalidArgumentError for a bad environment variable."""
@@ -29,9 +28,9 @@ class PreparedBudget:
         return int(SHARE * Device.of(device).memory_bytes) if given is None else given
 
 
-def given_bytes(environ: Mapping[str, str] = os.environ) -> int | None:
+def given_bytes() -> int | None:
     """The bytes in ``KERNEL_REGISTRY_PREPARED_BYTES``, None if it is unset. Raises InvalidArgumentError."""
-    text = environ.get(VARIABLE, "").strip()
+    text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return None
     if not (text.isascii() and text.isdecimal()):

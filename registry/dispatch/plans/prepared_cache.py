@@ -199,12 +199,11 @@ class PreparedCache:
                 places.intersection_update(self._entries)
             self.empty_records()
 
-    def nbytes(self, device: torch.device | None = None) -> int:
-        """Bytes that all entries hold, on ``device`` or on all."""
+    def nbytes(self) -> int:
+        """Bytes that all entries hold, on all devices."""
         with self._held():
             self._bury()
-            entries = list(self._entries.values())
-            return sum(entry.nbytes for entry in entries if device is None or entry.tensor.device == device)
+            return sum(entry.nbytes for entry in list(self._entries.values()))
 
     def _holding(self, place: StoragePlace, versions: Versions) -> PreparedEntry | None:
         entry = self._entries.get(place)

@@ -13,7 +13,7 @@ from ...arguments.schema import tensors_in
 from ...contract import Op
 from ...correctness.bounds import Bounds, bounds_of
 from ...correctness.numerics import own_error, reference64
-from ...correctness.other_sizes import OtherSize, other_sizes
+from ...correctness.other_sizes import OtherSize, ProblemLimits, other_sizes
 from ...correctness.poisoned_layouts import (
     LAYOUTS,
     PoisonedLayout,
@@ -31,10 +31,7 @@ _LARGER_SIZES = (4099, 1031, 257)
 """A third size: the largest of these primes that costs little, longer than a block."""
 _OTHER_SIZES = (3, 5, 2)
 """Sizes of the dynamic dimensions before the last."""
-_MOST_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
-_MEMORY_PART = 1 / 1000
-"""The part of the device's memory that one probe's tensors may take."""
-_MOST_FLOP = {"cpu": 2e8, "cuda": 1e12}
+_LIMITS = ProblemLimits({"cpu": 4 << 20, "cuda": 64 << 20}, 1 / 1000, {"cpu": 2e8, "cuda": 1e12})
 _LARGER_PART = 1 / 16
 """The part of the limits above that the larger size may take."""
 
@@ -87,9 +84,9 @@ def probe_problems(op: Op, problem: Problem, device: Device) -> tuple[Problem, .
     """Small problems with the static dimensions of ``problem`` and odd sizes; never ``problem`` itself."""
     found = [_resized(op, problem, size) for size in _SIZES]
     larger = (_resized(op, problem, size) for size in _LARGER_SIZES)
-    found.append(next((each for each in larger if each and _is_small(op, each, device, _LARGER_PART)), None))
+    found.append(next((each for each in larger if each and _LIMITS.hold(op, each, device, _LARGER_PART)), None))
     other = [each for each in found if each is not None and each != problem]
-    small = [each for each in other if _is_small(op, each, device)]
+    small = [each for each in other if _LIMITS.hold(op, each, device)]
     return tuple(dict.fromkeys(small or other[:1]))
 
 
@@ -125,12 +122,6 @@ def _resized(op: Op, problem: Problem, size: int) -> Problem | None:
         return None
 
 
-def _is_small(op: Op, problem: Problem, device: Device, part: float = 1.0) -> bool:
-    floor, kind = op.floor(problem), "cuda" if device.type == "cuda" else "cpu"
-    most = min(_MOST_BYTES[kind], _MEMORY_PART * device.memory_bytes)
-    return floor.bytes <= part * most and floor.flop <= part * _MOST_FLOP[kind]
-
-
 def _planned(problems: Sequence[Problem]) -> Iterator[tuple[Problem, PoisonedLayout]]:
     for problem in problems:
         yield problem, "contiguous"
@@ -155,7 +146,7 @@ def probes_of_sizes(op: Op, problem: Problem, device: Device, sizes: Iterable[in
     """Row-major probes of a problem whose last dynamic dimension has these sizes, as far as they are small."""
     drawn = _Drawn(op, device)
     for each in dict.fromkeys(_resized(op, problem, size) for size in sizes):
-        if each is not None and each != problem and _is_small(op, each, device):
+        if each is not None and each != problem and _LIMITS.hold(op, each, device):
             yield from drawn.laid_out(each, "contiguous")
 
 
