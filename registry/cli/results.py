@@ -114,6 +114,9 @@ def _print_winners(winners: Sequence[Decision], out: Sequence[str], *, json: boo
     if json:
         text.print_json([winner_data(winner) | {"reason": why} for winner, why in zip(winners, out, strict=True)])
         return
+    if not winners:
+        text.say("no winner; `registry results --trials` lists what was tried")
+        return
     baselines = baselines_of(winner.problem.op for winner in winners)
     rows = (_winner_row(winner, why, baselines[winner.problem.op]) for winner, why in zip(winners, out, strict=True))
     print_problems(_COLUMNS, zip((winner.problem for winner in winners), rows, strict=True))

@@ -225,3 +225,13 @@ def test_names_and_messages_of_others_do_not_steer_the_terminal(command: Command
         written = told.out + told.err
         assert written, arguments
         assert not set(HOSTILE) & set("\x1b\x07\r\u202e\x9b") & set(written), (arguments, written)
+
+
+def test_a_database_without_winners_says_where_its_trials_are(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "tried.db"
+    with Store.open(path) as store:
+        tried = Trial(problem(4096), candidate(1), ENVIRONMENT, PROTOCOL, "crash", "why")
+        store.add_trials(store.start_run(ENVIRONMENT), [tried])
+    told = command("registry", "results", "--db", path)
+    assert (told.code, told.out) == (0, "no winner; `registry results --trials` lists what was tried\n")
+    assert json.loads(command("registry", "results", "--db", path, "--json").out) == []

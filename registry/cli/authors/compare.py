@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import RegistryError, UnknownNameError
+from ...errors import RegistryError, did_you_mean
 from ..collecting import seldom_collecting
 from ..display import text
 from ..display.table import Column, print_problems
@@ -116,7 +116,10 @@ def _parted(source: str) -> tuple[str, str]:
 def _require_op(name: str, sides: Sequence[Sequence[TimedWinner]]) -> None:
     known = {one.decision.problem.op for side in sides for one in side}
     if name not in known:
-        raise UnknownNameError("op with a winner in A or B", name, known)
+        stored = f"they have winners of {', '.join(sorted(known))}" if known else "they have no winner at all"
+        raise RegistryError(
+            f"--op {name}: neither A nor B has a winner of it", hint=did_you_mean(name, known) or stored
+        )
 
 
 def _winners(source: str, database: str | None) -> list[TimedWinner]:

@@ -56,7 +56,10 @@ def test_exports_are_compared_and_told_to_machines(command: Command, path: Path,
         (["no.db", "tuning.db"], "no.db"),
         (["tuning.db@2026-13-01", "tuning.db"], "'2026-13-01' is no date"),
         (["bad.jsonl", "tuning.db"], "bad.jsonl, line 1"),
-        (["tuning.db", "tuning.db", "--op", "softmaks"], "unknown op with a winner in A or B 'softmaks'"),
+        (
+            ["tuning.db", "tuning.db", "--op", "softmaks"],
+            "neither A nor B has a winner of it\n  did you mean softmax?",
+        ),
     ],
 )
 def test_a_source_that_cannot_be_read_is_a_mistake(
