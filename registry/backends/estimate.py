@@ -86,9 +86,9 @@ def programs_per_multiprocessor(programs: int, device: Device) -> float:
     return programs / max(device.multiprocessors, 1)
 
 
-def row_multiple(size: int, limit: int = 16) -> int:
-    """The greatest power of two up to ``limit`` that divides ``size``, and so the offset of each row of that size."""
-    return math.gcd(size, limit)
+def row_multiple(size: int) -> int:
+    """The greatest power of two up to 16 that divides ``size``, and so the offset of each row of that size."""
+    return math.gcd(size, 16)
 
 
 def occupancy(resources: Mapping[str, int], architecture: str) -> float | None:

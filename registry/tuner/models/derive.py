@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
 
-from ...contract import Op
 from ...errors import InvalidArgumentError
 from ...problem import Problem
-from ..shapes.shapes import Shapes
+from ..shapes.shapes import Ops, Shapes
 from .description import Decoder
 from .names import config_of
 from .reading import decoder_of
 from .step import called
 from .workload import Workload
-
-
-class KnownOps(Protocol):
-    """The part of a catalog that deriving problems needs."""
-
-    def ops(self) -> Mapping[str, Op]:
-        """Every op by name."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +29,7 @@ def described(model: str, tensor_parallel: int = 1) -> Decoder:
     return decoder_of(config_of(model), model, tensor_parallel)
 
 
-def derive(decoder: Decoder, workload: Workload, catalog: KnownOps, ops: Collection[str] = ()) -> Derived:
+def derive(decoder: Decoder, workload: Workload, catalog: Ops, ops: Collection[str] = ()) -> Derived:
     """The problems of a decoder under a workload, in the order of its steps; with ``ops`` only theirs.
 
     Raises InvalidArgumentError for a workload that an op refuses, such as one in a dtype that it has no tolerance for,

@@ -35,7 +35,7 @@ _MOST_BITS_SHOWN = 256
 
 
 class Ops(Protocol):
-    """The part of a catalog that reading shapes needs."""
+    """The part of a catalog that reading shapes, and deriving those of a model, needs."""
 
     def ops(self) -> Mapping[str, Op]:
         """Every op by name."""

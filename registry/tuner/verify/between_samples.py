@@ -167,6 +167,7 @@ class BetweenSamples:
         return done
 
     def _change_only(self, copies: Sequence[int]) -> tuple[int, int]:
+        """``_change`` for a sample that counts as unusual, so that it is never judged."""
         return self._change(copies)
 
     def _exchange(self, copies: Sequence[int]) -> tuple[int, int]:

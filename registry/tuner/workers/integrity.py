@@ -321,9 +321,8 @@ class Trust:
 
     def __init__(self, integrity: Integrity) -> None:
         self._integrity = integrity
-        keep_persisting(
-            0
-        )  # a process that ends, such as the worker before this one, may still hold a part of the cache
+        # a process that ends, such as the worker before this one, may still hold a part of the cache
+        keep_persisting(0)
         self._settings = {name: setting.read() for name, setting in SETTINGS.items()}
         self._guilty: dict[str, str] = {}
         self._admitted: set[str] = set()
