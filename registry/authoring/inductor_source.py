@@ -58,11 +58,11 @@ def written_by_inductor(function: Callable[..., Any], tensors: Sequence[torch.Te
     except Exception as fault:
         if not found:
             raise RegistryError(
-                f"torch.compile writes no Triton for it: {in_a_line(fault)}",
+                f"torch.compile writes no Triton for the reference: {in_a_line(fault)}",
                 hint="begin with `registry new plugin --backend triton`",
             ) from fault
     if not found:
-        raise RegistryError("torch.compile wrote no source for it", hint="there is nothing to compute in it")
+        raise RegistryError("torch.compile wrote no source for the reference", hint="the reference computes nothing")
     return found[0]
 
 

@@ -109,7 +109,8 @@ def _made_folder(known: Mapping[str, Any], files: Mapping[str, str], folder: Pat
             f"{folder} exists already", hint="nothing was written; name another one with --folder"
         ) from None
     except FileNotFoundError:
-        raise RegistryError(f"{folder.parent}: no such folder", hint="make it first") from None
+        hint = "make the folder first, or name another one with --folder"
+        raise RegistryError(f"{folder.parent}: no such folder", hint=hint) from None
     kept = {name: text for name, text in files.items() if name}
     try:
         for name, text in kept.items():

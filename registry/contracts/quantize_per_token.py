@@ -95,7 +95,9 @@ def _check_scale(op: str, scale: TensorSpec) -> None:
             hint="a static scale is one number for the whole tensor: [] or [1]; leave it out for one scale a row",
         )
     if scale.dtype != torch.float32:
-        raise InvalidArgumentError(f"{op}: scale is {dtype_name(scale.dtype)}, expected float32", hint="scale.float()")
+        raise InvalidArgumentError(
+            f"{op}: scale is {dtype_name(scale.dtype)}, expected float32", hint="convert it: scale.float()"
+        )
 
 
 def _check_group_size(op: str, group_size: int, static: bool) -> None:

@@ -35,7 +35,7 @@ def check_dense(what: str, weight: object) -> torch.Tensor:
     check_tensor(f"{what}: weight", weight)
     assert isinstance(weight, torch.Tensor)
     if weight.device.type == "meta":
-        raise InvalidArgumentError(f"{what}: weight is on meta, so it has no values", hint="load it first")
+        raise InvalidArgumentError(f"{what}: weight is on meta, so it has no values", hint="load the weight first")
     if weight.dim() != 2 or weight.numel() == 0 or weight.shape[1] % 4:
         raise InvalidArgumentError(
             f"{what}: weight has shape {tuple(weight.shape)}",

@@ -70,7 +70,7 @@ def check_file(path: Path, shown: str, *, create: bool) -> bool:
     if not os.access(path.parent, os.W_OK):
         raise UnreachableDatabaseError(
             f"{shown} cannot be made: its folder is not writable",
-            hint="set KERNEL_REGISTRY_DB (or --db) to a place that is",
+            hint="set KERNEL_REGISTRY_DB (or --db) to a file in a folder that is writable",
         )
     return False
 

@@ -64,7 +64,7 @@ def check_given(what: str, **tensors: object) -> None:
     for name, value in tensors.items():
         check_tensor(f"{what}: {name}", value)
         if isinstance(value, torch.Tensor) and value.device.type == "meta":
-            raise InvalidArgumentError(f"{what}: {name} is on meta, so it has no values", hint="load it first")
+            raise InvalidArgumentError(f"{what}: {name} is on meta, so it has no values", hint="load the weight first")
 
 
 def check_bits(what: str, bits: object, supported: tuple[int, ...], hint: str = "") -> None:

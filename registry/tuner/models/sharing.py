@@ -31,7 +31,7 @@ class DeviceShare:
         if heads % count:
             raise InvalidArgumentError(
                 f"{self._name}: num_attention_heads is {heads}, num_key_value_heads {count}",
-                hint="expected the latter to divide the former",
+                hint="expected a number of key and value heads that divides num_attention_heads",
             )
         if count < self._devices and self._devices % count == 0:
             return 1

@@ -41,7 +41,7 @@ def test_it_tells_a_machine_which_files_it_made(command: Command, tmp_path: Path
         (["op", "thing"], "'thing' has no vendor", "acme::thing"),
         (["op", "torch::thing"], "'torch' is taken by plugin 'torch'", "choose another name"),
         (["op", "acme::thing", "--folder", "."], ". exists already", "nothing was written"),
-        (["op", "acme::thing", "--folder", "no/such"], "no: no such folder", "make it first"),
+        (["op", "acme::thing", "--folder", "no/such"], "no: no such folder", "make the folder first"),
     ],
 )
 def test_it_refuses(
