@@ -25,16 +25,6 @@ OPS = {op.name: op for op in (GEMM_SPARSE24, GEMM_SPARSE24_BACKWARD)}
 SHAPES = ((4, 24, 1024), (33, 41, 76), (1, 64, 260))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Many small tensors: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    case.cache_clear()
-
-
 @cache
 def problems() -> list[Problem]:
     return [

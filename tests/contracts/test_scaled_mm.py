@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -30,16 +30,6 @@ PROBLEMS: tuple[Mapping[str, Value], ...] = tuple(
         (5, 150, 1000, "block", "float16"),
     )
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Many small tensors: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    case.cache_clear()
 
 
 def scaled_mm(*values: Any) -> Tensor:

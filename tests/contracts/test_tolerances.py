@@ -80,16 +80,6 @@ SIZES: Mapping[str, list[dict[str, Value]]] = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Many small tensors: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    case.cache_clear()
-
-
 @cache
 def case(name: str, key: str, kind: str) -> tuple[Problem, tuple[Any, ...], tuple[Tensor, ...], tuple[float, ...]]:
     op, problem = BY_NAME[name], problems()[key]

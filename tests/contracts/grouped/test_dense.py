@@ -22,16 +22,6 @@ OPS = {op.name: op for op in (GROUPED_GEMM, GROUPED_GEMM_BACKWARD)}
 SHAPES: tuple[tuple[int, int, str], ...] = ((70, 6, "uniform"), (33, 9, "skewed"), (3, 5, "one_expert"))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Many small tensors: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    case.cache_clear()
-
-
 @cache
 def problems() -> list[Problem]:
     return [

@@ -32,16 +32,6 @@ def dims_of(tokens: int, hidden: int, width: int, experts: int, top_k: int, act:
     return {**sizes, "top_k": top_k, "activation": act, "routing": routing}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Many small tensors: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    case.cache_clear()
-
-
 @cache
 def problems() -> list[Problem]:
     dtypes = ("float32", "bfloat16")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -28,16 +28,6 @@ SHAPES: tuple[tuple[int, int, str, str, str], ...] = (
     (9, 5, "skewed", "float32", "float8_e4m3fn"),
 )
 ROUNDED = ("float8_e4m3fn", "int8")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Many small tensors: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    case.cache_clear()
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -23,15 +23,6 @@ from ..mutants import Mutant, put, tampered
 Tensor = torch.Tensor
 OP = FUSED_LINEAR_CROSS_ENTROPY_GRADIENTS
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["torch.native", "torch.chunked"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Many small tensors: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def drawn(rows: int, cols: int, k: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
