@@ -20,8 +20,7 @@ from .child import STEPS
 
 def main(arguments: Sequence[str]) -> None:
     """Answer packets with the name of a check and its arguments, until the other side goes."""
-    limits = json.loads(arguments[1])
-    limit_this_process(limits, is_gpu=bool(limits["is_gpu"]))
+    limit_this_process(json.loads(arguments[1]))
     end = socket.socket(fileno=int(arguments[0]))
     torch.set_num_threads(2)
     while True:

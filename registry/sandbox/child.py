@@ -90,8 +90,7 @@ def _guarded(end: socket.socket, do: Callable[[], Mapping[str, str | bool] | byt
 
 def main(arguments: Sequence[str]) -> None:
     """Answer packets until the other side goes."""
-    limits = json.loads(arguments[1])
-    limit_this_process(limits, is_gpu=bool(limits["is_gpu"]))
+    limit_this_process(json.loads(arguments[1]))
     end = socket.socket(fileno=int(arguments[0]))
     subject = Subject()
     with torch.no_grad():

@@ -52,10 +52,11 @@ class SandboxLimits:
         return asdict(self)
 
 
-def limit_this_process(given: Mapping[str, float], *, is_gpu: bool) -> None:
+def limit_this_process(given: Mapping[str, float]) -> None:
     """Set this process's resource limits, which its children inherit and none can raise.
 
-    CUDA reserves addresses by the terabyte, and maps them, so that memory is not limited this way beside a GPU.
+    ``given``: ``SandboxLimits`` as data, with ``is_gpu``. CUDA reserves addresses by the terabyte, and maps them, so that
+    memory is not limited this way beside a GPU.
     """
     import resource  # not on Windows
 
@@ -66,7 +67,7 @@ def limit_this_process(given: Mapping[str, float], *, is_gpu: bool) -> None:
     }
     if _linux() >= _COUNTED_APART:
         wanted[resource.RLIMIT_NPROC] = given["processes"]
-    if not is_gpu:
+    if not given["is_gpu"]:
         wanted[resource.RLIMIT_DATA] = given["memory_bytes"]
     for kind, most in wanted.items():
         _, hard = resource.getrlimit(kind)

@@ -73,8 +73,7 @@ def told_configs(space: Space, default: Config) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str]) -> None:
     """Answer questions until the other side goes."""
-    limits = json.loads(arguments[1])
-    limit_this_process(limits, is_gpu=bool(limits["is_gpu"]))
+    limit_this_process(json.loads(arguments[1]))
     end = socket.socket(fileno=int(arguments[0]))
     teller = PluginTeller()
     while True:
