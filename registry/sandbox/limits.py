@@ -55,8 +55,8 @@ class SandboxLimits:
 def limit_this_process(given: Mapping[str, float]) -> None:
     """Set this process's resource limits, which its children inherit and none can raise.
 
-    ``given``: ``SandboxLimits`` as data, with ``is_gpu``. CUDA reserves addresses by the terabyte, and maps them, so that
-    memory is not limited this way beside a GPU.
+    ``given``: ``SandboxLimits`` as data, and ``is_gpu``. CUDA reserves addresses by the terabyte, and maps them, so
+    that memory is not limited this way beside a GPU.
     """
     import resource  # not on Windows
 
