@@ -17,7 +17,8 @@ from ..device import Device
 from ..tuner.workers.statuses import status_of
 from . import wire
 from .limits import limit_this_process
-from .memory.shared_memory import SharedMemory, opened
+from .memory.opening import opened
+from .memory.shared_memory import SharedMemory
 from .placed import BoundEntrant, PlacedCalls, in_two_threads, refused_as
 
 _LONGEST_MESSAGE = 2000

@@ -12,7 +12,8 @@ from ..contract import Op
 from ..device import Device
 from .gpu_watch import GpuWatch
 from .limits import SandboxLimits
-from .memory.shared_memory import SharedMemory, made
+from .memory.opening import made
+from .memory.shared_memory import SharedMemory
 from .program import SandboxedProgram
 
 

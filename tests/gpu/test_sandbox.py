@@ -10,7 +10,7 @@ import torch
 from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.sandbox.limits import SandboxLimits
-from registry.sandbox.memory import shared_memory
+from registry.sandbox.memory import opening
 from registry.sandbox.probing import SandboxedProbes
 from registry.sandbox.trial import SandboxedSession, trial
 from registry.sandbox.tuning.sandboxed_run import sandboxed_catalog, sandboxed_options
@@ -88,7 +88,7 @@ def session() -> SandboxedSession:
 
 def test_memory_of_a_gpu_is_shared_by_its_descriptor() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    one = shared_memory.made(5 << 20, device)
+    one = opening.made(5 << 20, device)
     one.bytes.copy_(torch.arange(5 << 20, device=device).to(torch.uint8))
     assert one.bytes.data_ptr() % 512 == 0
     assert int(one.bytes[:1024].long().sum()) == 4 * sum(range(256))

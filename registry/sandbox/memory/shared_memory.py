@@ -19,25 +19,3 @@ class SharedMemory(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give this process's part back. May be called again."""
-
-
-def made(nbytes: int, device: torch.device) -> SharedMemory:
-    """New memory on a device, to be shared."""
-    if device.type == "cuda":
-        from .cuda_memory import CudaMemory
-
-        return CudaMemory.made(nbytes, device.index or 0)
-    from .host_memory import HostMemory
-
-    return HostMemory.made(nbytes)
-
-
-def opened(descriptor: int, nbytes: int, device: torch.device) -> SharedMemory:
-    """The memory behind a descriptor that the other side sent."""
-    if device.type == "cuda":
-        from .cuda_memory import CudaMemory
-
-        return CudaMemory.opened(descriptor, nbytes, device.index or 0)
-    from .host_memory import HostMemory
-
-    return HostMemory.opened(descriptor, nbytes)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from registry.problem import TensorSpec
-from registry.sandbox.memory import shared_memory
+from registry.sandbox.memory import opening
 from registry.sandbox.memory.slots import SlotLayout, Slots, described, filled
 
 SPECS = (
@@ -21,14 +21,14 @@ SPECS = (
 
 def test_tensors_of_all_slots_lie_apart_with_their_strides() -> None:
     layout = SlotLayout.of_data(SlotLayout(SPECS, 3).as_data())
-    shared = shared_memory.made(layout.nbytes, torch.device("cpu"))
+    shared = opening.made(layout.nbytes, torch.device("cpu"))
     slots = Slots(layout, shared.bytes)
     for number, tensors in enumerate(slots.tensors):
         for spec, tensor in zip(SPECS, tensors, strict=True):
             assert (tuple(tensor.shape), tensor.stride(), tensor.dtype) == (spec.shape, spec.strides, spec.dtype)
         tensors[0].fill_(number)
         tensors[1][:1].fill_(-number)
-    again = Slots(layout, shared_memory.opened(os.dup(shared.descriptor), layout.nbytes, torch.device("cpu")).bytes)
+    again = Slots(layout, opening.opened(os.dup(shared.descriptor), layout.nbytes, torch.device("cpu")).bytes)
     for number, tensors in enumerate(again.tensors):
         assert torch.equal(tensors[0], torch.full((3, 5), float(number)))
         assert torch.equal(tensors[1], torch.full((4,), -float(number), dtype=torch.bfloat16))
@@ -40,7 +40,7 @@ def test_tensors_of_all_slots_lie_apart_with_their_strides() -> None:
 
 
 def test_shared_memory_cannot_be_cut_off() -> None:
-    shared = shared_memory.made(4096, torch.device("cpu"))
+    shared = opening.made(4096, torch.device("cpu"))
     with pytest.raises(PermissionError):
         os.ftruncate(shared.descriptor, 0)
     assert shared.bytes.sum() == 0
