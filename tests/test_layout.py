@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 from benchmarks.sizes import ROOT, TREES, files_per_folder, layers
@@ -77,3 +79,12 @@ def test_every_package_has_a_folder_of_tests(package: Path) -> None:
         # what lies deeper than a sub-package is tested with it
         folder = ROOT.joinpath("tests", *package.relative_to(ROOT / "registry").parts[:2])
         assert list(folder.rglob("test_*.py")), f"{_name(package)} has no tests in {_name(folder)}"
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    # contracts of layers hold packages apart, not the modules of one; imports within functions count, too
+    graph = grimp.build_graph("registry", "tuning_db", exclude_type_checking_imports=True, cache_dir=None)
+    # every module's package is imported with it: the names in __init__.py make nobody depend on them
+    imported = {module: graph.find_modules_directly_imported_by(module) - {"registry"} for module in graph.modules}
+    assert sum(map(len, imported.values())) > 3000
+    TopologicalSorter(imported).prepare()  # raises CycleError with the circle
