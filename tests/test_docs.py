@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -224,6 +226,29 @@ def anchors(page: Path) -> set[str]:
     """What a link may name after its ``#``: the headings, as a browser of repositories writes them."""
     headings = _HEADING.findall(_BLOCK.sub("", page.read_text()))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+_DOTTED = re.compile(r"`((?:registry|tuning_db|benchmarks)(?:\.\w+)+)(?<!\.yaml)(?<!\.jsonl)(?<!\.md)")
+
+
+def test_names_in_the_guides_are_there() -> None:
+    named = {(page.name, name) for page in PAGES for name in _DOTTED.findall(page.read_text())}
+    assert len(named) > 50
+    assert sorted((page, name) for page, name in named if not is_there(name)) == []
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    first, *rest = name.split(".")
+    found: object = importlib.import_module(first)
+    for place, part in enumerate(rest, 2):
+        if not hasattr(found, part) and hasattr(found, "__path__"):
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(".".join([first, *rest][:place]))
+        if not hasattr(found, part):
+            return False
+        found = getattr(found, part)
+    return True
 
 
 def test_the_table_of_models_is_what_was_measured() -> None:
