@@ -43,7 +43,7 @@ def new_registry_app() -> typer.Typer:
     program.command(name="scaffold")(scaffold)
     program.command(name="import")(import_)
     program.command(name="import-kernel")(import_kernel)
-    database = application.new_app("The database itself.")
+    database = application.new_app("Upgrade the tuning database.")
     database.command(name="upgrade")(upgrade)
     database.callback()(_several)
     program.add_typer(database, name="db")

@@ -56,7 +56,8 @@ def compare(
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Also the winners that are as fast as they were.")] = False,
     db: Annotated[
-        str | None, typer.Option("--db", metavar="URL", help="Where releases are. Default: as of other commands.")
+        str | None,
+        typer.Option("--db", metavar="URL", help="The database of the releases. Default: as for other commands."),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -52,7 +52,7 @@ Calibrate = Annotated[
     bool | None,
     typer.Option(
         "--calibrate/--no-calibrate",
-        help="Compare the device with others of its model, and set it aside if it is slower. Default: of a GPU.",
+        help="Compare the device with others of its model, and set it aside if it is slower. Default: for a GPU.",
     ),
 ]
 UntilEof = Annotated[

@@ -48,7 +48,9 @@ def drift(  # noqa: PLR0913, PLR0917  (an option each)
     ] = False,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", metavar="N", parser=whole_number, help="Of the sample. Default: another one each day."),
+        typer.Option(
+            "--seed", metavar="N", parser=whole_number, help="The seed of the sample. Default: another each day."
+        ),
     ] = None,
     device: DeviceName = None,
     db: Database = None,

@@ -107,7 +107,11 @@ def import_(
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Import a file without looking at a signature.")] = False,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="With --unsigned: its name. Default: the file's. Else the signed."),
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help="With --unsigned: the release's name. Default: the file's. With --key: the name that was signed.",
+        ),
     ] = None,
     db: Database = None,
     json: Json = False,

@@ -91,8 +91,8 @@ Sandbox = Annotated[
     typer.Option(
         "--sandbox",
         help="Run each candidate behind bubblewrap, without network, files or other processes; judged and timed from"
-        " outside. A --plugin file of a stranger then runs nowhere else. Its times include asking, so that nothing is"
-        " kept unless --db names a database of its own. An error where bubblewrap is missing.",
+        " outside. A --plugin file of a stranger then runs nowhere else. Times include requests to the sandbox, so that"
+        " nothing is kept unless --db names a database of its own. An error where bubblewrap is missing.",
     ),
 ]
 Compilers = Annotated[
