@@ -14,13 +14,12 @@ with 1 when a target is missed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -254,13 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = compare(str(options.seen), str(options.own), device)
     if not rows:
         raise SystemExit(f"unseen_calls: {options.own} holds no winner of {device.name}")
-    software = dict(device.software())
-    text = f"{report(rows)}\n\n{device.name}; {', '.join(f'{name} {version}' for name, version in software.items())}"
-    print(text)
-    if options.write:
-        record = {"device": device.name, "software": software, "rows": [asdict(row) for row in rows]}
-        (options.write / "unseen_calls.md").write_text(text + "\n")
-        (options.write / "unseen_calls.json").write_text(json.dumps(record, indent=1) + "\n")
+    unseen_shapes.tell("unseen_calls", report(rows), rows, device, options.write)
     found = [pair for name in (EAGER, CAPTURED) if (pair := figures(rows, name)) is not None]
     return int(any(median > MEDIAN_TARGET or worst > WORST_TARGET for median, worst in found))
 

@@ -277,6 +277,17 @@ def compare(seen_db: str, own_db: str, device: Device) -> list[Row]:
     return rows
 
 
+def tell(name: str, found: str, rows: Sequence[Any], device: Device, folder: Path | None) -> None:
+    """Print a report with its environment; into a folder also write it, and the rows as JSON."""
+    software = dict(device.software())
+    text = f"{found}\n\n{device.name}; {', '.join(f'{part} {version}' for part, version in software.items())}"
+    print(text)
+    if folder:
+        record = {"device": device.name, "software": software, "rows": [asdict(row) for row in rows]}
+        (folder / f"{name}.md").write_text(text + "\n")
+        (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tune if asked to, then compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -303,13 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = compare(str(options.seen), str(options.own), device)
     if not rows:
         raise SystemExit(f"unseen_shapes: {options.own} holds no winner of {device.name}")
-    software = dict(device.software())
-    text = f"{report(rows)}\n\n{device.name}; {', '.join(f'{name} {version}' for name, version in software.items())}"
-    print(text)
-    if options.write:
-        record = {"device": device.name, "software": software, "rows": [asdict(row) for row in rows]}
-        (options.write / "unseen_shapes.md").write_text(text + "\n")
-        (options.write / "unseen_shapes.json").write_text(json.dumps(record, indent=1) + "\n")
+    tell("unseen_shapes", report(rows), rows, device, options.write)
     median, worst = figures(rows)
     return int(median > MEDIAN_TARGET or worst > WORST_TARGET)
 

@@ -66,7 +66,7 @@ def format_of(name: str, group_size: int, symmetric: bool) -> RegistryConfig:
             hint="a RegistryConfig is for from_pretrained(quantization_config=...)",
         )
     if name not in _FORMATS:
-        raise UnknownNameError("quantize", name, _FORMATS)
+        raise UnknownNameError("format", name, _FORMATS, "of quantize")
     given = dict(_FORMATS[name])
     if "activations" in given and given["bits"] == 8:
         _refuse_settings(f"beside quantize={name!r}, which has one scale for each row", group_size, symmetric)
