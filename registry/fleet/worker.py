@@ -176,7 +176,8 @@ class LeasingWorker:
         self._stop_job = threading.Event()
         if self._leaving.is_set():
             self._stop_job.set()
-        name = f"job {lease.fence.job[:8]} ({lease.op}, {len(lease.problems)} problems)"
+        count = len(lease.problems)
+        name = f"job {lease.fence.job[:8]} ({lease.op}, {count} problem{'' if count == 1 else 's'})"
         self._tell(f"{name}: attempt {lease.attempt} of {lease.most_attempts}")
         began = time.monotonic()
         self._patiently(lambda: self._queue.beat(self.record.uid, "working"))
