@@ -21,7 +21,7 @@ _GRID_LIMIT = 2**31 - 1
 _RESERVED = 1024
 """Shared memory of a block that the driver keeps."""
 _MOST_THREADS = {1: 2048, 2: 1536, 4: 1024}
-"""The most threads of a multiprocessor, by vectors of a thread in a tile, which need so many registers more."""
+"""Of a multiprocessor, by vectors of a thread in a tile, which need so many registers more."""
 _KEPT = 1024
 
 
@@ -43,7 +43,7 @@ class AsyncRows(CudaImplementation):
     output: str
     kernel: str
     parameters: tuple[str, ...] = ()
-    """Parameters of the kernel after its inputs."""
+    """Of the kernel, after its inputs."""
     ragged = True
     """Whether a row may be of any number of elements."""
 

@@ -31,7 +31,7 @@ _MOST_COLUMNS = 2**24
 _DEEPEST = 2**22
 _KEPT = 1024
 _USABLE = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.8}
-"""The share of multiprocessors that whole clusters fill, by their size: parts of a GPU have odd numbers."""
+"""By size of a cluster, the share of multiprocessors that whole clusters fill: parts of a GPU have odd numbers."""
 _SOURCE = read_source(f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "warpgroup.cuh", "gemm_int4_wgmma.cu")
 _TILES = CudaKernel(read_source(f"{__package__}.kernels", "token_tiles.cu"), "token_tiles")
 _TILE_THREADS = 128

@@ -26,7 +26,7 @@ _STATIC = 2048
 """Shared memory of a block beside its rows: sums of its warps, what the driver keeps."""
 _BARRIERS = 128
 _SUM_WARPS, _SUM_COLUMNS = 16, 32
-"""Warps and columns of a block that adds up the blocks' sums."""
+"""Of a block that adds up the blocks' sums."""
 _KEPT = 1024
 
 

@@ -16,7 +16,7 @@ STRIP = 64
 
 _MOST_AT_ONCE = 2**24
 _K_AXES = {8: (-1, 1, 2, 2, 2, 4, 4, 1), 16: (-1, 2, 2, 2, 2, 4, 1, 2)}
-"""The axes of K, by bits of an activation: steps, pieces, pairs of products, products of a pair, h, t, e, o."""
+"""By bits of an activation, what K is made of: steps, pieces, pairs of products, products of a pair, h, t, e, o."""
 _N_AXES = (-1, 4, 8, 2)
 """What N is made of: strips, w, g, c."""
 _AXES = ("step", "piece", "pair", "product", "h", "t", "e", "o", "strip", "w", "g", "c")
@@ -28,7 +28,7 @@ _FIELDS: dict[tuple[int, int], tuple[tuple[str, ...], tuple[str, ...], tuple[str
     (16, 2): ((), ("pair",), ("o", "product", "h", "c")),
     (16, 1): ((), (), ("o", "pair", "product", "h", "c")),
 }
-"""Axes by bits of an activation and of a level: a piece's vectors, a vector's words, a word's levels, lowest first."""
+"""By bits of an activation and of a level: a piece's vectors, a vector's words, a word's levels from the lowest on."""
 
 
 def steps(k: int) -> int:

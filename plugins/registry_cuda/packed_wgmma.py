@@ -46,7 +46,7 @@ _KEPT = 1024
 _ALONE = 1.5
 """The time of products while no other warpgroup multiplies when one adds."""
 _USABLE = {1: 1.0, 2: 1.0, 4: 0.2, 8: 0.45}
-"""The share of the GPU that clusters filled when measured, by their size: those of four seldom paid."""
+"""By size of a cluster, the share of the GPU that clusters filled in what was measured: those of four seldom paid."""
 
 
 class WgmmaPacked(CudaImplementation):

@@ -25,7 +25,7 @@ _SCALE_BLOCK = 128
 _WARPGROUP = 128
 _PATTERN = 1024
 _OUTPUT_BYTES = 4096
-"""Shared bytes of a warp for what it stores."""
+"""Of a warp, for what it stores."""
 _STORED_ROWS = 16
 _MOST_SUMS = 128
 _MOST_WITH_PARTS = 192

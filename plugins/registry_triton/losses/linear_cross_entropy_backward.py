@@ -27,7 +27,7 @@ from .kernels.linear_cross_entropy import gradient_of_columns
 _COLUMNS = (2048, 4096, 8192, 16384, 32768)
 _MOST_PROGRAMS = 2**31 - 1
 _MULTIPLE = 16
-"""The number that divides the columns of a chunk, so that every row of it starts at a multiple of 16 bytes."""
+"""Of the columns of a chunk, so that every row of it starts at a multiple of 16 bytes."""
 
 
 class GradientOfColumns(TritonImplementation):

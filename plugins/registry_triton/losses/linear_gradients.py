@@ -24,7 +24,7 @@ _ROWS = (256, 512, 1024, 2048, 4096)
 _MOST_BYTES = 2**29
 """Logits of a chunk, for several rows: what a training step needs beside its activations."""
 _MULTIPLE = 16
-"""The number that divides the rows of a chunk, so that every chunk's targets start at a multiple of 16 bytes."""
+"""Of the rows of a chunk, so that every chunk's targets start at a multiple of 16 bytes."""
 
 
 class LossIntoGradient(TritonImplementation):

@@ -36,7 +36,7 @@ Compiled = Callable[..., Any]
 """Takes the tensors, returns the output or a sequence of outputs."""
 
 PATCHING = threading.RLock()
-"""The lock of a compilation: Inductor's configuration is the process's, not the thread's, and so are warnings."""
+"""Held by whoever compiles: Inductor's configuration is the process's, not the thread's, and so are warnings."""
 
 
 def available() -> bool:
