@@ -61,6 +61,7 @@ def is_kernel_text(text: str) -> bool:
 def normalised_python(text: str) -> str:
     """The syntax tree of ``text`` without docstrings and positions, equal in every version of Python that parses it.
 
+    Docstrings are those of modules, classes and functions: a string behind a constant stays, and changes the hash.
     Literals that hold kernel text are reduced to C++ tokens, so that comments in them do not count either.
     """
     tree = ast.parse(text)
