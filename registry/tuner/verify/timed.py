@@ -239,7 +239,7 @@ class TimedPlan:
         """Call launches for a while: none may return memory of a result that is still held; raises WrongError.
 
         ``launch_us``: the time of one, on a device that the host does not wait for.
-        A function that returns the buffers of a ring in turn begins again, unless it has more than would save time.
+        Whoever returns the buffers of a ring in turn comes round, unless there are more than anybody gains by.
         """
         if not self._functional or self._session.op.parsed.mutates:
             return
