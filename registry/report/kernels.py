@@ -1,4 +1,4 @@
-"""The page of one implementation: its problems, who it beats where, what was tried of it and what its kernels take."""
+"""The page of one implementation: its problems, whom it beats where, its trials and the resources of its kernels."""
 
 from __future__ import annotations
 

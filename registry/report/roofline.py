@@ -33,7 +33,7 @@ class _Point(NamedTuple):
 
 
 class _Axes(NamedTuple):
-    """What a chart relates: labels and units, and what of a problem's work its rate counts."""
+    """The axes of a chart: labels and units, and the part of a problem's work that its rate counts."""
 
     x_label: str
     y_label: str

@@ -1,4 +1,4 @@
-"""What ``tune`` is asked for: its options, checked, and what they mean for a run."""
+"""The request of a ``tune`` command: its options, checked, and the run that they ask for."""
 
 from __future__ import annotations
 

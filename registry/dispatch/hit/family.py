@@ -108,7 +108,7 @@ def _kind(parameter: Parameter, value: Any) -> _Kind:
 
 
 class _FamilyText:
-    """The text of a family's ``specs``: what its parameters are, which calls it refuses, and what it makes of others.
+    """The text of a family's ``specs``: its parameters, the calls that it refuses, and the specs of others.
 
     known    names of the values that the text is made for, parameters of its maker
     tensors  the expressions of the call's tensors, in the schema's order

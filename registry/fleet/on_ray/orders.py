@@ -1,4 +1,4 @@
-"""What the process of the cluster is told, and what it tells: plain data, which needs no Ray."""
+"""Orders to the process of the cluster, and its answers: plain data, which needs no Ray."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NO_PLACE = 3
 
 @dataclass(frozen=True)
 class ClusterOrders:
-    """What a fleet on Ray needs to know.
+    """Settings of a fleet on Ray.
 
     address    of the cluster: "auto", "ray://head:10001", "local" for a cluster on this machine alone
     database   URL that every node reaches; "" to be told the models of the cluster's GPUs, and nothing else

@@ -147,7 +147,7 @@ class _Part:
 
     @property
     def put_back(self) -> Replaced:
-        """What is told of a place that was written to, and holds what it held."""
+        """The report of a place that was written to, and has its former value again."""
         return Replaced(f"{self._name}, which was put back afterwards", "")
 
     @property

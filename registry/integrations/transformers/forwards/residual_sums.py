@@ -136,7 +136,7 @@ def _drops(layer: torch.nn.Module, form: ResidualForm) -> bool:
 
 
 def _through(layer: torch.nn.Module, names: tuple[str, ...], x: torch.Tensor) -> torch.Tensor:
-    """What the last of a layer's modules of these names returns, of which each gets what the one before returns."""
+    """The result of a layer's modules of these names, called one after another, each on the result before."""
     for name in names:
         x = getattr(layer, name)(x)
     return x

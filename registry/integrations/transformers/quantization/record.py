@@ -14,7 +14,7 @@ from .config import RegistryConfig
 
 @dataclass
 class LoadingRecord:
-    """What the loader's operations need, and what they note for the end of the loading.
+    """Settings that the loader's operations need, and their notes for the end of the loading.
 
     to_pack  names of the parameters that are expected to be packed
     files    the checkpoint's tensors, if their names are known

@@ -135,7 +135,7 @@ def _heads(module: Any, sizes: LatentSizes) -> int:
 
 
 def _held(module: Any, sizes: LatentSizes) -> str:
-    """What a cache holds of a token, and what keys and values of all heads would be."""
+    """A text: the numbers that a cache holds of a token, beside those of keys and values of all heads."""
     expanded = _heads(module, sizes) * (sizes.nope + sizes.rope + sizes.value)
     return f"caches hold {sizes.kv_lora_rank + sizes.rope} numbers a token, expanded {expanded}"
 
