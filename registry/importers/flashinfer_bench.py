@@ -67,7 +67,8 @@ class Definition:
                 if one.get("shape") is not None:
                     torch_dtype(one["dtype"])
                 if unknown := [axis for axis in one.get("shape") or () if axis not in axes]:
-                    raise InvalidDefinitionError(f"{file.path}: no axis {', '.join(map(str, unknown))} is told")
+                    names = ", ".join(map(str, unknown))
+                    raise InvalidDefinitionError(f"{file.path}: axes does not define {names}, which a shape names")
 
     @property
     def folders(self) -> tuple[Path, ...]:

@@ -61,7 +61,7 @@ class SandboxedProgram:
             with theirs:
                 self._process, root = started(program, arguments, command, theirs.fileno(), writes, self._group)
             if not root:
-                raise SandboxError(f"--sandbox: bubblewrap started nothing: {self._last_line() or 'no reason is told'}")
+                raise SandboxError(f"--sandbox: bubblewrap started nothing: {self._last_line() or 'it gave no reason'}")
         except BaseException:
             self._close()
             raise

@@ -41,7 +41,7 @@ def as_json(folder: Path, name: str, data: Any) -> Path:
         ({"inputs": [1]}, "no definition of FlashInfer-Bench"),
         ({"axes": {"n": 3, "h": 4}}, "no definition of FlashInfer-Bench: TypeError"),
         ({"axes": {"n": {"type": "var"}, "h": {"type": "const", "value": "many"}}}, "ValueError: .*many"),
-        ({"axes": {"n": {"type": "var"}}}, "no axis h is told"),
+        ({"axes": {"n": {"type": "var"}}}, "axes does not define h, which a shape names"),
         ({"inputs": {"x": {"shape": ["n", "h"]}}}, "KeyError: .dtype"),
     ],
 )
