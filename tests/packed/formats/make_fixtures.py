@@ -263,7 +263,12 @@ def _flat(meta: dict[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def bitsandbytes() -> Cases:
-    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+    from bitsandbytes.functional import (
+        QuantState,
+        _convert_weight_packed_for_cpu,
+        dequantize_4bit,
+        quantize_4bit,
+    )
 
     cases: Cases = {}
     for nested in (False, True):
@@ -275,7 +280,13 @@ def bitsandbytes() -> Cases:
             inner = {"code": state.state2.code, "absmax": state.state2.absmax, "offset": state.offset}
             case |= {f"inner.{key}": value for key, value in inner.items()}
             case["inner.blocksize"] = state.state2.blocksize
-        cases["double quantisation" if nested else "plain"] = case | {"blocksize": 64, "shape": np.array([32, 128])}
+        shared = {"blocksize": 64, "shape": np.array([32, 128])}
+        cases["double quantisation" if nested else "plain"] = case | shared
+        # what a layer's first product on a CPU with AVX-512 makes of its weight, with scales in bfloat16
+        reordered, state = _convert_weight_packed_for_cpu(packed, state)
+        plain = QuantState(state.absmax.T.reshape(-1).float(), state.shape, state.code, 64, "nf4", torch.float32)
+        case = {"packed": reordered, "absmax": state.absmax, "expected": dequantize_4bit(packed, plain)}
+        cases[f"for the CPU{', double quantisation' * nested}"] = case | shared
     return cases
 
 

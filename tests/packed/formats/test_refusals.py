@@ -209,6 +209,8 @@ def test_torchao_and_bitsandbytes_refuse() -> None:
         nf4(words, blocksize=96)
     with pytest.raises(InvalidArgumentError, match="packed is uint8 of shape"):
         nf4(words[:-1])
+    with pytest.raises(InvalidArgumentError, match=r"(?s)in the order for the CPU.*of which 32 divides N"):
+        nf4(words, packing_format_for_cpu=True)
 
 
 @pytest.mark.parametrize("quant_state", [None, {"absmax": torch.ones(1)}, SimpleNamespace(absmax=torch.ones(1))])
