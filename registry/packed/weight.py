@@ -175,9 +175,13 @@ class PackedWeight(FrozenWeight):
         *,
         bits: int = 4,
         group_size: int = 128,
+        version: str = "gemm",
     ) -> PackedWeight:
-        """An AWQ checkpoint's tensors, of its version "gemm": ``qweight`` is ``[K, N / 8]``."""
-        return cls(**awq_parts(qweight, qzeros, scales, bits, group_size))
+        """An AWQ checkpoint's tensors.
+
+        version  AutoAWQ's: "gemm", whose ``qweight`` is ``[K, N / 8]``, or "gemv", whose is ``[N, K / 8]``
+        """
+        return cls(**awq_parts(qweight, qzeros, scales, bits, group_size, version))
 
     @classmethod
     def from_compressed_tensors(

@@ -54,8 +54,9 @@ def gptqmodel() -> Cases:
         (4, -1, False, False),
         (2, 32, False, False),
         (8, 64, True, False),
+        (4, 512, True, False),
     ):
-        k = 200 if (bits, act_order, group_size) == (4, False, 64) else 192
+        k = 1100 if group_size == 512 else 200 if (bits, act_order, group_size) == (4, False, 64) else 192
         w, size = weight(24, k, seed=bits), group_size if group_size > 0 else k
         # the first rows are above zero, so that their zero points are 0
         w[:3] = w[:3].abs()
@@ -96,11 +97,19 @@ def autoawq() -> Cases:
     for group_size in (64, 128, -1):
         k = 256
         size = group_size if group_size > 0 else k
-        w = weight(16, k)
+        w = weight(32, k)
         scales, zeros = affine(w, 4, torch.arange(k) // size, False)
+        # the library does not clamp: an integer of 16 would be the next one's
+        scale, zero = (value.repeat_interleave(size, 1) for value in (scales, zeros))
+        w = ((w / scale + zero).round().clamp(0, 15) - zero) * scale
         packed = _awq_gemm(w, scales, zeros, size)
         expected = dequantize_gemm(packed["qweight"], packed["qzeros"], packed["scales"], 4, size).T
         cases[f"group {group_size}"] = packed | {"expected": expected, "group_size": group_size}
+        # of the same integers, scales and zero points, which this version packs along K
+        cases[f"gemv, group {group_size}"] = _awq_gemv(w, scales, zeros, size) | {
+            "expected": expected,
+            "group_size": group_size,
+        }
     return cases
 
 
@@ -113,6 +122,15 @@ def _awq_gemm(w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_
     module = gemm.WQLinear_GEMM.from_linear(
         linear, 4, group_size, scales=scales.T.contiguous(), zeros=zeros.T.contiguous()
     )
+    return {"qweight": module.qweight, "qzeros": module.qzeros, "scales": module.scales}
+
+
+def _awq_gemv(w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_size: int) -> dict[str, Any]:
+    from awq.modules.linear import gemv
+
+    linear = torch.nn.Linear(w.shape[1], w.shape[0], bias=False)
+    linear.weight.data = w.clone()
+    module = gemv.WQLinear_GEMV.from_linear(linear, 4, group_size, scales=scales, zeros=zeros)
     return {"qweight": module.qweight, "qzeros": module.qzeros, "scales": module.scales}
 
 

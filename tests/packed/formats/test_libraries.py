@@ -94,11 +94,20 @@ def test_gptqs_older_zero_points_read_as_the_newer_ones_would_be_wrong_by_a_quar
     assert error > 0.1
 
 
+def of_awq(name: str) -> PackedWeight:
+    """The weight of a fixture."""
+    case, version = AWQ[name], "gemv" if name.startswith("gemv") else "gemm"
+    parts = case["qweight"], case["qzeros"], case["scales"]
+    return PackedWeight.from_awq(*parts, group_size=case["group_size"], version=version)
+
+
 @pytest.mark.parametrize("name", AWQ)
 def test_awq_is_what_autoawq_dequantises(name: str) -> None:
-    case = AWQ[name]
-    weight = PackedWeight.from_awq(case["qweight"], case["qzeros"], case["scales"], group_size=case["group_size"])
+    case, weight = AWQ[name], of_awq(name)
     assert torch.equal(weight.dequantize(), case["expected"])
+    if name.startswith("gemv"):
+        assert torch.equal(weight.qweight.T, case["qweight"])
+        return
     # packed again in AWQ's order, by its definition
     q, order = unpack(weight.qweight), [0, 2, 4, 6, 1, 3, 5, 7]
     again = sum(q[:, column::8].long() << (4 * place) for place, column in enumerate(order))

@@ -18,6 +18,7 @@ from .test_libraries import (
     HQQ,
     TORCHAO,
     hqq_of,
+    of_awq,
     state_of_bitsandbytes,
     torchao_tensor,
 )
@@ -49,20 +50,32 @@ def test_gptq(name: str, version: str) -> None:
         bits=bits, group_size=case["group_size"], checkpoint_format=form,
     )  # fmt: skip
     assert torch.equal(pack(integers(weight), bits), case["qweight"])
-    words = pack(zero_points(weight).T, bits).T
+    # a group of 512 is two, which repeat the scale and zero point
+    again = max(1, case["group_size"] // 256)
+    words = pack(zero_points(weight)[::again].T, bits).T
     if version == "v1":
         # the library subtracts 1 from each field of a word in one subtraction, which borrows from field to field
         words -= sum(1 << bits * place for place in range(32 // bits))
     assert torch.equal(words, case[f"qzeros_{version}"])
-    assert torch.equal(weight.scales, case["scales"])
+    assert torch.equal(weight.scales[::again], case["scales"])
     if weight.g_idx is not None:
-        assert torch.equal(weight.g_idx, case["g_idx"].int())
+        assert torch.equal(weight.g_idx // again, case["g_idx"].int())
 
 
-@pytest.mark.parametrize("name", AWQ)
+@pytest.mark.parametrize("name", [name for name in AWQ if name.startswith("gemv")])
+def test_awq_of_version_gemv(name: str) -> None:
+    case, weight = AWQ[name], of_awq(name)
+    assert torch.equal(pack(integers(weight)).T, case["qweight"])
+    zeros = zero_points(weight)
+    # words of zero points, and scales, are filled up with 0
+    filled = torch.nn.functional.pad(zeros, (0, 0, 0, 8 * case["qzeros"].shape[1] - len(zeros)))
+    assert torch.equal(pack(filled).T, case["qzeros"])
+    assert torch.equal(weight.scales.T, case["scales"][:, : len(zeros)])
+
+
+@pytest.mark.parametrize("name", [name for name in AWQ if not name.startswith("gemv")])
 def test_awq(name: str) -> None:
-    case = AWQ[name]
-    weight = PackedWeight.from_awq(case["qweight"], case["qzeros"], case["scales"], group_size=case["group_size"])
+    case, weight = AWQ[name], of_awq(name)
     for numbers, stored in ((integers(weight), case["qweight"]), (zero_points(weight), case["qzeros"])):
         in_order = numbers.unflatten(1, (-1, 8))[..., list(AWQ_ORDER)].flatten(1)
         assert torch.equal(pack(in_order.T).T, stored)
