@@ -212,7 +212,10 @@ class PackedWeight(FrozenWeight):
 
     @classmethod
     def from_bitsandbytes(cls, packed: torch.Tensor, quant_state: Any) -> PackedWeight:
-        """bitsandbytes' nf4: ``Params4bit.data`` and ``quant_state``; scales become float32."""
+        """bitsandbytes' nf4: ``Params4bit.data`` and ``quant_state``; scales become float32.
+
+        Also in the order that a layer's first product on a CPU with AVX-512 brings its weight into.
+        """
         return cls(**bitsandbytes_parts(packed, quant_state))
 
     def __repr__(self) -> str:
