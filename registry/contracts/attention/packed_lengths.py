@@ -14,7 +14,12 @@ PACKED_LENGTHS = ("uniform", "skewed")
 
 
 def sequence_bounds(offsets: torch.Tensor, total: int) -> list[tuple[int, int]]:
-    """First token and end of each sequence, clamped to 0 to ``total``, after reading the offsets to the host."""
+    """First token and end of each sequence, clamped to 0 to ``total``, after reading the offsets to the host.
+
+    Of meta tensors, which have no values, all tokens are the first sequence's: shapes of results do not depend on it.
+    """
+    if offsets.is_meta:
+        return [(0, total), *[(total, total)] * (len(offsets) - 2)]
     ends = accumulate((min(max(offset, 0), total) for offset in offsets.tolist()), max)
     return list(pairwise(ends))
 

@@ -24,7 +24,12 @@ _LEAST_WITH_GAPS = 8
 
 
 def spans(offsets: torch.Tensor, rows: int) -> list[tuple[int, int]]:
-    """First row and end of each expert, after reading the offsets to the host."""
+    """First row and end of each expert, after reading the offsets to the host.
+
+    Of meta tensors, which have no values, all rows are the first expert's: shapes of results do not depend on it.
+    """
+    if offsets.is_meta:
+        return [(0, rows), *[(rows, rows)] * (len(offsets) - 2)]
     ends = accumulate((min(max(offset, 0), rows) for offset in offsets.tolist()), max)
     return list(pairwise(ends))
 
