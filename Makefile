@@ -1,6 +1,7 @@
 # make tune    tune this machine: configs/llm.yaml on a GPU, configs/cpu.yaml without one
 # make test    lint, types, layers and tests, in an environment made from scratch; prints what a call costs above its plan
 # make test-thorough   the tests of both tiers: `make test` leaves out those that repeat what quicker ones guard, or take long
+# make test-gpu  the tests of a GPU in rounds: ARGS="ROUND --seconds 600 --reports FILE"; a second call goes on
 # make lint    the checks alone
 # make sizes   layers, files per folder, the longest files and functions, lines of code
 # make docs    the page of the command line, and the documentation as a site, built strictly into build/site
@@ -33,7 +34,7 @@ SELDOM := $(SELDOM)|/(babel|backrefs|cffi|cu12|dateutil|distlib|functorch|identi
 SELDOM := $(SELDOM)|/(material|mkdocs|mypyc?|numba|pip|playwright|pre_commit|pycparser|pydantic/v1|pygments/lexers|pymdownx)/
 SELDOM := $(SELDOM)|/(python_discovery|rich/_unicode_data|setuptools|tomlkit|torchgen|virtualenv|watchdog)/
 
-.PHONY: tune test tests test-thorough lint style types sizes bench docs clean
+.PHONY: tune test tests test-thorough test-gpu lint style types sizes bench docs clean
 
 tune: $(STAMP)
 	$(BIN)/tune --shapes $(SHAPES) $(addprefix --op ,$(OP)) $(ARGS)
@@ -53,6 +54,9 @@ tests: $(STAMP)
 
 test-thorough: $(STAMP)
 	$(BIN)/pytest $(SHARED) --thorough
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m tests.gpu.rounds $(ARGS)
 
 lint: export MYPY_NUM_WORKERS = $(JOBS)
 lint: style types

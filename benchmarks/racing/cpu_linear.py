@@ -107,8 +107,11 @@ def qlinear(a: torch.Tensor, weight: torch.Tensor) -> Call:
     return lambda: torch.ops.onednn.qlinear_pointwise(a, 0.01, 0, packed, scales, zeros, *last)
 
 
-def measure(op: Op, m: int, size: int, device: Device, clock: Clock) -> dict[str, Any]:
-    """Medians in microseconds of all that run a problem, and the column of what dispatch prefers before tuning."""
+def measure(op: Op, m: int, size: int, device: Device, clock: Clock) -> dict[str, Any] | None:
+    """Medians in microseconds of all that run a problem, and the column of what dispatch prefers before tuning.
+
+    None where none of ours runs on this CPU.
+    """
     problem = problem_of(op, m, size)
     values = op.inputs(problem, op.kinds[0], torch.Generator().manual_seed(0))
     calls, preferences = dict(torch_calls(problem, values)), {}
@@ -119,6 +122,8 @@ def measure(op: Op, m: int, size: int, device: Device, clock: Clock) -> dict[str
             calls[name] = bound_call(plan, values)
             if name != "cpp.dot on AVX2":
                 preferences[name] = one.preference(problem, device)
+    if not preferences:
+        return None
     medians = interleaved_us(calls, ROUNDS, SAMPLE_US, clock)
     preferred = max(preferences, key=lambda name: preferences[name])
     return {"op": op.name, "m": m, "size": size, "preferred": preferred, "us": medians}
@@ -144,12 +149,13 @@ def table(results: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Measure, print, and keep the results when asked to."""
     run, ops = CpuRun(__doc__ or "", FORMATS), {op.name: op for op in BOX}
-    results = []
+    results: list[dict[str, Any]] = []
     for name in filter(run.wants, FORMATS):
         for size in SIZES:
             for m in TOKENS:
-                results.append(measure(ops[name], m, size, run.device, run.clock))
-                print(line(results[-1]), flush=True)
+                if (measured := measure(ops[name], m, size, run.device, run.clock)) is not None:
+                    results.append(measured)
+                    print(line(measured), flush=True)
     run.keep("cpu_linear", "The linear layer on a CPU", table(results), results)
 
 

@@ -13,7 +13,7 @@ from registry.space import Config
 
 from .base import ELEMENT_TYPES, panel_kernel, thread_counts
 from .cpu_features import cpu_features, missing
-from .panel_products import PANELS, TILES, DotProduct, PanelProduct, PanelWeight, TiledProduct
+from .panel_products import PANELS, DotProduct, PanelProduct, PanelWeight, TiledProduct, usual_tile
 from .panels import byte_shifts, fields_of, padded_group, panels_of
 
 INT8_AMX = panel_kernel("int8_amx", "amx.hpp", "int8_product.hpp", "int8_levels.hpp", "amx_block.hpp", "int8_amx.cpp")
@@ -145,8 +145,7 @@ class DotInt8Product(DotProduct, _Int8Product):
             yield refusal
 
     def default(self, problem: Problem, device: Device) -> Config:
-        high = [tile for tile in TILES if tile <= self.most_sums]
-        m_tile = next((tile for tile in high if tile >= problem.m), high[-1])
+        m_tile = usual_tile(problem.m)
         panels = max(count for count in PANELS if count * m_tile <= min(self.most_sums, 16))
         return {"m_tile": m_tile, "panels": panels, "threads": max(thread_counts(device))}
 

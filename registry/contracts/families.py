@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -117,7 +117,9 @@ def _op(
     given["examples"] = tuple(one for dims in given["examples"] for one in _with_choices(dims, given["choices"]))
     made: dict[str, Any] = {
         "version": 1,
-        "problem": partial(_problem, {name: shapes[name] for name in _named(parsed, "Tensor")}, tuple(flags)),
+        "problem": partial(
+            _problem, {name: shapes[name] for name in _named(parsed, "Tensor")}, tuple(flags), given["dynamic"]
+        ),
         "inputs": partial(_inputs, parsed, shapes),
         "floor": lambda problem: Floor(_bytes(parsed, shapes, problem), flop(problem)),
         "kinds": _KINDS,
@@ -170,8 +172,13 @@ def _elementwise_problem(tensor: str, texts: Sequence[str], arguments: Arguments
     return dims
 
 
-def _problem(shapes: Mapping[str, tuple[str, ...]], flags: Sequence[str], arguments: Arguments) -> dict[str, Value]:
-    """The dimensions by the tensors' ``shapes``, leading dimensions multiplied to one, and the boolean ``flags``."""
+def _problem(
+    shapes: Mapping[str, tuple[str, ...]], flags: Sequence[str], dynamic: Set[str], arguments: Arguments
+) -> dict[str, Value]:
+    """The dimensions by the tensors' ``shapes``, and the boolean ``flags``.
+
+    Several leading dimensions are multiplied to one that is ``dynamic``: a weight has no more than its own.
+    """
     dims: dict[str, Value] = {}
     first: tuple[str, TensorSpec] | None = None
     for name, along in shapes.items():
@@ -182,7 +189,10 @@ def _problem(shapes: Mapping[str, tuple[str, ...]], flags: Sequence[str], argume
             first = name, spec
         elif spec.dtype is not first[1].dtype:
             same_dtype(arguments.op, first, (name, spec))
-        _add_sizes(dims, along, arguments.op, name, spec.shape)
+        shape = spec.shape
+        if len(along) > 1 and along[0] in dynamic:
+            shape = (math.prod(shape[: 1 - len(along)]), *shape[1 - len(along) :]) if shape else shape
+        _add_sizes(dims, along, arguments.op, name, spec.shape, shape)
     if first is None:
         raise InvalidArgumentError(f"{arguments.op}: no tensor is given", hint=f"expected {', '.join(shapes)}")
     dims["dtype"] = dtype_name(first[1].dtype)
@@ -192,14 +202,19 @@ def _problem(shapes: Mapping[str, tuple[str, ...]], flags: Sequence[str], argume
     return dims
 
 
-def _add_sizes(dims: dict[str, Value], along: tuple[str, ...], op: str, name: str, shape: tuple[int, ...]) -> None:
-    """Add the sizes of a tensor to ``dims``. Raises InvalidArgumentError for a shape that does not fit ``dims``."""
-    count = len(along)
-    sizes = (math.prod(shape[: 1 - count]), *shape[1 - count :]) if count > 1 else shape
-    fits = bool(shape) and len(sizes) == count
+def _add_sizes(
+    dims: dict[str, Value],
+    along: tuple[str, ...],
+    op: str,
+    name: str,
+    given: tuple[int, ...],
+    sizes: tuple[int, ...],
+) -> None:
+    """Add the sizes of a tensor of shape ``given`` to ``dims``. Raises InvalidArgumentError if they do not fit."""
+    fits = bool(given) and len(sizes) == len(along)
     if not fits or [dims.get(each, size) for each, size in zip(along, sizes, strict=True)] != [*sizes]:
         shown = ", ".join(f"{each}={dims[each]}" if each in dims else each for each in along)
-        raise InvalidArgumentError(f"{op}: {name} has shape {shape_text(shape)}", hint=f"expected [{shown}]")
+        raise InvalidArgumentError(f"{op}: {name} has shape {shape_text(given)}", hint=f"expected [{shown}]")
     dims.update(zip(along, sizes, strict=True))
 
 

@@ -8,7 +8,12 @@ import torch
 
 
 def spans(offsets: torch.Tensor, rows: int) -> list[tuple[int, int]]:
-    """First row and end of each part, clamped to 0 to ``rows``, after reading the offsets to the host."""
+    """First row and end of each part, clamped to 0 to ``rows``, after reading the offsets to the host.
+
+    Of meta tensors, which have no values, all rows are the first part's: shapes of results do not depend on it.
+    """
+    if offsets.is_meta:
+        return [(0, rows), *[(rows, rows)] * (len(offsets) - 2)]
     ends = accumulate((min(max(offset, 0), rows) for offset in offsets.tolist()), max)
     return list(pairwise(ends))
 

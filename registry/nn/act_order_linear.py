@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 
+from ..contracts.checks import shape_text
 from ..errors import InvalidArgumentError
 from ..packed import PackedWeight, pack, unpack
 from .packed_linear import PackedLinear
@@ -49,6 +50,12 @@ class ActOrderLinear(PackedLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in_features]`` to ``[..., out_features]``, as PackedLinear."""
+        # of longer rows the order would take the first columns; a proxy of torch.fx.symbolic_trace has no shape
+        if isinstance(x, torch.Tensor) and tuple(x.shape[-1:]) != (self.in_features,):
+            raise InvalidArgumentError(
+                f"ActOrderLinear: x has shape {shape_text(x.shape)} but the weight has K={self.in_features}",
+                hint=f"expected x of shape [..., {self.in_features}]",
+            )
         return super().forward(x.index_select(-1, self.order))
 
     def extra_repr(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -24,7 +24,8 @@ class PackedA8Linear(PackedLinear):
     activations       the dtype that activations are rounded to, "int8" or "float8_e4m3fn"
     activation_scale  a buffer: None for a scale of each token's own, or one for all, float32 ``[1]``, beyond whose
                       levels activations saturate. A conversion of the dtype leaves it as it is
-    Where the activations need a gradient, they are not rounded: the layer is the PackedLinear of its weight.
+    Where the activations need a gradient, they are not rounded: the layer is the PackedLinear of its weight. A bias
+    that alone needs one is added to the product, after its rounding.
     """
 
     activation_scale: torch.Tensor | None
@@ -73,11 +74,13 @@ class PackedA8Linear(PackedLinear):
 
         Under autocast activations in another dtype are converted to it.
         """
-        if torch.is_grad_enabled() and x.requires_grad:
+        # torch.fx.symbolic_trace gives a proxy, of which neither is known: what it records is inference
+        known = isinstance(x, torch.Tensor)
+        if known and torch.is_grad_enabled() and x.requires_grad:
             return super().forward(x)
         weight = self._made() if is_dynamo_compiling() else self.held
         dtype = weight.scales.dtype
-        if x.dtype != dtype:
+        if known and x.dtype != dtype:
             if x.is_meta or not torch.is_autocast_enabled(x.device.type):
                 raise InvalidArgumentError(
                     f"PackedA8Linear: x is {dtype_name(x.dtype)} but the scales of the weight are {dtype_name(dtype)}",
@@ -85,9 +88,11 @@ class PackedA8Linear(PackedLinear):
                 )
             x = x.to(dtype)
         levels, scales = call("quantize_per_token", x, self.activations, 0, self.activation_scale)
-        y = call(self._rounding_op, levels, scales, weight, self.bias)
-        assert isinstance(y, torch.Tensor)
-        return y
+        bias = self.bias
+        if isinstance(bias, torch.Tensor) and torch.is_grad_enabled() and bias.requires_grad:
+            # the op has no gradient, which a bias needs to learn
+            return cast("torch.Tensor", call(self._rounding_op, levels, scales, weight)) + bias
+        return cast("torch.Tensor", call(self._rounding_op, levels, scales, weight, bias))
 
     def extra_repr(self) -> str:
         kind = "dynamic" if self.activation_scale is None else "static"

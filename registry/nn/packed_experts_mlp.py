@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from ..api import call, weights_changed
 from ..errors import InvalidArgumentError
 from ..packed import PackedExperts
+from .exact_zeros import ExactZeros
 from .expert_rows import ExpertRows
 
 _PARTS = ("qweight", "scales", "zeros")
 
 
-class PackedExpertsMlp(torch.nn.Module):
+class PackedExpertsMlp(ExactZeros):
     """``down(act(gate(x)) * up(x))`` of each token's experts, summed with the router's weights, by grouped_gemm_int4.
 
     gate_up  each expert's gate and up projections in one weight, ``(2 * intermediate, hidden)``
     down     ``(hidden, intermediate)``
     act      the activation, elementwise
     The weights' tensors are buffers: gate_up_qweight, gate_up_scales, gate_up_zeros (None where there are none), and
-    those of down.
+    those of down. A conversion of the dtype converts the scales and integer zero points, but not float32 zero points.
     """
+
+    zeros_beside: ClassVar[Mapping[str, str]] = {"gate_up_zeros": "gate_up_scales", "down_zeros": "down_scales"}
 
     def __init__(
         self, gate_up: PackedExperts, down: PackedExperts, act: Callable[[torch.Tensor], torch.Tensor]

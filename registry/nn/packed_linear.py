@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Self, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -14,13 +14,14 @@ from ..errors import InvalidArgumentError
 from ..packed import PackedWeight, quantize, zero_kind
 from ..packed.frozen import FrozenLayer
 from ..tracing import constants_of
+from .exact_zeros import ExactZeros
 
 _PARTS = ("qweight", "scales", "zeros", "g_idx")
 _WITHOUT_BIAS = frozenset({"gemm_int4"})
 """Ops without a bias argument: the module adds the bias to their output."""
 
 
-class PackedLinear(FrozenLayer):
+class PackedLinear(FrozenLayer, ExactZeros):
     """``x @ weight.T + bias`` with a PackedWeight, by the op of the weight's bits: gemm_int4, gemm_int8, gemm_nf4 ...
 
     Weights of 4 bits that gemm_int4 does not take (float zero points, act-order, other groups, float32) are multiplied
@@ -29,7 +30,14 @@ class PackedLinear(FrozenLayer):
     The weight's tensors are buffers: qweight, scales, zeros and g_idx (None where it has none), so that ``state_dict``,
     ``.to``, ``deepcopy`` and FSDP see plain tensors. A conversion of the dtype converts the scales and integer zero
     points, but not the words and float32 zero points. The bias is a parameter ``[N]``.
+
+    Prepared forms need no ``weights_changed`` when ``.to``, ``.half``, ``.to_empty`` or ``share_memory`` convert the
+    module. A converted tensor is a new buffer of another storage, of which the next call prepares anew, also where a
+    form is made of it and of tensors that stay; the old form goes with the old storage. A CUDA graph that was captured
+    before reads the old buffers, as of any module, and must be captured again.
     """
+
+    zeros_beside: ClassVar[Mapping[str, str]] = {"zeros": "scales"}
 
     qweight: torch.Tensor
     scales: torch.Tensor
@@ -133,25 +141,6 @@ class PackedLinear(FrozenLayer):
             )
         return bias if isinstance(bias, torch.nn.Parameter) else torch.nn.Parameter(bias.detach())
 
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        """The module with its tensors converted: ``.to``, ``.half``, ``.to_empty``, ``share_memory`` come here.
-
-        Prepared forms need no ``weights_changed``. A converted tensor is a new buffer of another storage, of which the
-        next call prepares anew, also where a form is made of it and of tensors that stay; the old form goes with the
-        old storage. A CUDA graph that was captured before reads the old
-        buffers, as of any module, and must be captured again.
-        """
-        before, beside = self.zeros, self.scales.dtype
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if before is None or self.zeros is None or self.zeros.dtype == before.dtype:
-            return self
-        if before.dtype != torch.float32 or self.zeros.dtype == torch.float64:
-            return self
-        # integers beside float32 scales are exact in half precision, too
-        if beside != torch.float32 or _rounds(before, self.zeros.dtype):
-            self.zeros = before.to(self.zeros.device)
-        return self
-
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         errors: list[str] = rest[-1]
         given = {name: state_dict.get(prefix + name) for name in _PARTS}
@@ -159,8 +148,6 @@ class PackedLinear(FrozenLayer):
         for name in ("qweight", "g_idx"):
             if isinstance(value := given[name], torch.Tensor) and value.dtype != torch.int32:
                 errors.append(f"{prefix}{name} is {value.dtype}, expected torch.int32")
-        if self.zeros is not None and _rounds(given["zeros"], self.zeros.dtype):
-            self.zeros = torch.zeros_like(self.zeros, dtype=torch.float32)
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._known = None
         if errors:
@@ -193,10 +180,3 @@ def taken_by_gemm_int4(weight: PackedWeight) -> bool:
     """Whether gemm_int4 takes a weight of 4 bits but for its act-order: dtype, groups and zero points."""
     known = takes(weight.scales.dtype, weight.shape[1], weight.group_size)
     return known and zero_kind(weight.zeros) != "float"
-
-
-def _rounds(zeros: Any, dtype: torch.dtype) -> bool:
-    """True if zero points are float32 numbers that ``dtype`` cannot hold exactly."""
-    if not isinstance(zeros, torch.Tensor) or zeros.dtype != torch.float32 or zeros.is_meta:
-        return False
-    return not torch.equal(zeros.to(dtype).float(), zeros)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, cast
 
 import torch
 
@@ -41,7 +41,8 @@ class ScaledLinear(FrozenLayer, ExactBuffers):
     levels  the weight over its scales, float8_e4m3fn or int8 ``[N, K]``, a buffer; frozen
     scales  float32 ``[N, 1]``, a buffer
     A conversion of the dtype leaves both as they are. Where the activations need a gradient, they are not rounded: the
-    product is torch's with the dequantised weight.
+    product is torch's with the dequantised weight. A bias that alone needs one is added to the product, after its
+    rounding.
     """
 
     levels: torch.Tensor
@@ -85,19 +86,29 @@ class ScaledLinear(FrozenLayer, ExactBuffers):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in_features]`` to ``[..., out_features]``, in the dtype of ``x``."""
-        bias = self.bias
-        if torch.is_grad_enabled() and x.requires_grad:
-            return torch.nn.functional.linear(x, self.dequantize(x.dtype), bias)
-        dtype = product_dtype(x)
-        added = bias if bias is None or bias.dtype == dtype else bias.to(dtype)
-        levels, scales = call("quantize_per_token", x, self._dtype)
-        y = call("scaled_mm", levels, self.levels, scales, self.scales, added, OUT_DTYPES[dtype])
-        assert isinstance(y, torch.Tensor)
-        return y
+        return _product(x, self.levels, self.scales, self.bias, self._dtype)
 
     def extra_repr(self) -> str:
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         return f"{sizes}, {self._dtype}"
+
+
+@torch.fx.wrap  # type: ignore[untyped-decorator, unused-ignore]
+def _product(
+    x: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, rounded_to: str
+) -> torch.Tensor:
+    """``x @ (levels * scales).T + bias`` with ``x`` rounded; one call of torch.fx's graph, which knows no dtype."""
+    learning = torch.is_grad_enabled()
+    if learning and x.requires_grad:
+        return torch.nn.functional.linear(x, (levels.float() * scales).to(x.dtype), bias)
+    dtype = product_dtype(x)
+    added = bias if bias is None or bias.dtype == dtype else bias.to(dtype)
+    rounded, of_rows = call("quantize_per_token", x, rounded_to)
+    # the op has no gradient, which a bias needs to learn
+    beside = added if added is not None and learning and added.requires_grad else None
+    bias_of_op = added if beside is None else None
+    y = cast("torch.Tensor", call("scaled_mm", rounded, levels, of_rows, scales, bias_of_op, OUT_DTYPES[dtype]))
+    return y if beside is None else y + beside
 
 
 def product_dtype(x: torch.Tensor) -> torch.dtype:

@@ -175,9 +175,13 @@ class PackedWeight(FrozenWeight):
         *,
         bits: int = 4,
         group_size: int = 128,
+        version: str = "gemm",
     ) -> PackedWeight:
-        """An AWQ checkpoint's tensors, of its version "gemm": ``qweight`` is ``[K, N / 8]``."""
-        return cls(**awq_parts(qweight, qzeros, scales, bits, group_size))
+        """An AWQ checkpoint's tensors.
+
+        version  AutoAWQ's: "gemm", whose ``qweight`` is ``[K, N / 8]``, or "gemv", whose is ``[N, K / 8]``
+        """
+        return cls(**awq_parts(qweight, qzeros, scales, bits, group_size, version))
 
     @classmethod
     def from_compressed_tensors(
@@ -208,7 +212,10 @@ class PackedWeight(FrozenWeight):
 
     @classmethod
     def from_bitsandbytes(cls, packed: torch.Tensor, quant_state: Any) -> PackedWeight:
-        """bitsandbytes' nf4: ``Params4bit.data`` and ``quant_state``; scales become float32."""
+        """bitsandbytes' nf4: ``Params4bit.data`` and ``quant_state``; scales become float32.
+
+        Also in the order that a layer's first product on a CPU with AVX-512 brings its weight into.
+        """
         return cls(**bitsandbytes_parts(packed, quant_state))
 
     def __repr__(self) -> str:

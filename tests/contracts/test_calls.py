@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import registry
 from registry.contract import Op
+from registry.contract.outputs import as_tuple
 from registry.contracts import BOX, GELU, GEMM_INT4, GEMM_INT4_BACKWARD, RMS_NORM, SOFTMAX, SQUARE, VECTOR_ADD
 from registry.errors import InvalidArgumentError, RegistryError
 from registry.packed import quantize
@@ -319,3 +321,14 @@ def test_floors_count_each_byte_once() -> None:
     floor = GEMM_INT4.floor(GEMM_INT4.problem_of(dims))
     assert floor.bytes == 2 * (2 * 256 + 2 * 16) + 16 * 256 // 2 + 2 * (2 * 2 * 16)
     assert floor.flop == 2 * 2 * 16 * 256
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_call_with_meta_tensors_has_the_shapes_and_dtypes_of_one_with_values(name: str) -> None:
+    op = BY_NAME[name]
+    problem = op.problem_of(op.examples[0])
+    values = op.inputs(problem, op.kinds[0], torch.Generator().manual_seed(0))
+    without = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), values)
+    outputs, expected = as_tuple(registry.call(name, *without)), as_tuple(op.reference(*values))
+    assert all(output.is_meta for output in outputs)
+    assert [(output.shape, output.dtype) for output in outputs] == [(one.shape, one.dtype) for one in expected]

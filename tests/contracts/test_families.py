@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import registry
-from registry import gemm_op, rows_op
+from registry import InvalidArgumentError, gemm_op, rows_op
 from registry.testing import check_op
 
 LAYER_NORM = rows_op(
@@ -69,6 +69,14 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         LAYER_NORM.pose(LAYER_NORM.arguments(LAYER_NORM.bind((torch.ones(2, 8), torch.ones(7)), {})))
     with pytest.raises(registry.RegistryError, match=r"weight has shape 3x5\n  expected \[n, k=4\]"):
         LINEAR.pose(LINEAR.arguments((torch.ones(2, 4), torch.ones(3, 5), None)))
+
+
+def test_a_weight_with_more_dimensions_is_refused_before_anything_runs() -> None:
+    x, weight = torch.randn(3, 8), torch.randn(2, 4, 8)
+    with pytest.raises(InvalidArgumentError, match=r"linear: weight has shape 2x4x8\n  expected \[n, k=8\]"):
+        registry.call("linear", x, weight)
+    with pytest.raises(InvalidArgumentError, match="weight has shape 2x4x8"):
+        registry.call("linear_backward", torch.randn(3, 2), x, weight)
 
 
 def test_arguments_without_any_tensor_are_refused() -> None:

@@ -37,12 +37,6 @@ REFUSED = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _products_of_integers() -> None:
-    """cuBLAS sets a part of the L2 cache aside at a process's first product of integers, which is nobody's cheat."""
-    torch._int_mm(*(torch.zeros(64, 64, dtype=torch.int8, device="cuda") for _ in range(2)))
-
-
 def tried(name: str, op: str) -> tuple[str, str]:
     file = "cheats_with_integers.py" if name.startswith("integer.") else "cheats_with_rings.py"
     found = Trials(file, Device.best()).of(name, Problem(op, PROBLEMS[op]))

@@ -50,6 +50,16 @@ def test_its_state_is_loaded_copied_and_moved() -> None:
     assert "act-order" in repr(layer)
 
 
+@pytest.mark.parametrize("k", [100, 127, 129, 256])
+def test_rows_of_another_length_are_refused(k: int) -> None:
+    layer = ActOrderLinear.from_weight(shuffled())
+    message = rf"x has shape 2x{k} but the weight has K=128\n  expected x of shape \[..., 128\]"
+    with pytest.raises(InvalidArgumentError, match=message):
+        layer(torch.zeros(2, k, dtype=torch.bfloat16))
+    with pytest.raises(InvalidArgumentError, match="x has shape"):
+        layer(torch.zeros((), dtype=torch.bfloat16))
+
+
 def test_a_gradient_is_in_the_activations_own_order() -> None:
     weight = shuffled()
     x = X.clone().requires_grad_()

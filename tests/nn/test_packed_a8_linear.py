@@ -87,6 +87,26 @@ def test_a_gradient_passes_by_whole_activations() -> None:
     torch.testing.assert_close(x.grad.double(), expected, rtol=2e-2, atol=2e-2)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("activations", MOST)
+def test_a_bias_that_learns_gets_its_gradient_beside_rounded_activations(activations: str) -> None:
+    layer = PackedA8Linear.from_linear(linear(), group_size=32, activations=activations)
+    with torch.no_grad():
+        expected = layer(X)
+    y = layer(X)
+    torch.testing.assert_close(y, expected, rtol=2e-2, atol=2e-2)
+    y.sum().backward()
+    assert layer.bias is not None
+    assert torch.equal(layer.bias.grad, torch.full((48,), 6.0).bfloat16())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_symbolic_trace_goes_through_it(bias: bool) -> None:
+    model = torch.nn.Sequential(PackedA8Linear.from_linear(linear(bias), group_size=32), torch.nn.ReLU())
+    with torch.no_grad():
+        traced = torch.fx.symbolic_trace(model)
+        assert torch.equal(traced(X), model(X))
+
+
 def test_it_is_compiled_whole_and_follows_autocast() -> None:
     layer = PackedA8Linear.from_linear(linear(), group_size=32)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,6 +77,26 @@ def test_its_state_is_plain_tensors_and_it_is_copied_and_converted() -> None:
     half = copy.deepcopy(module).to(torch.float16)
     torch.testing.assert_close(half(X.half(), INDEX, WEIGHTS.half()).double(), exact(module, X), rtol=0.05, atol=0.03)
     assert "num_experts=3" in repr(module)
+
+
+def with_float_zeros(given: PackedExperts) -> PackedExperts:
+    assert given.zeros is not None
+    return replace(given, zeros=given.zeros.float() + 0.3137)
+
+
+def test_zero_points_that_half_precision_would_round_stay_as_they_are() -> None:
+    gate_up, down = (with_float_zeros(experts(*sizes)) for sizes in ((2 * INNER, HIDDEN, 0), (HIDDEN, INNER, 1)))
+    module = PackedExpertsMlp(gate_up, down, torch.nn.SiLU())
+    for dtype in (torch.bfloat16, torch.float16):
+        converted = copy.deepcopy(module).to(dtype)
+        assert converted.down.scales.dtype == dtype
+        for name in ("gate_up_zeros", "down_zeros"):
+            assert torch.equal(converted.get_buffer(name), module.get_buffer(name))
+    assert mlp().half().get_buffer("down_zeros").dtype == torch.float16
+    other = mlp()
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(other.get_buffer("down_zeros"), module.get_buffer("down_zeros"))
+    assert torch.equal(other(X, INDEX, WEIGHTS), module(X, INDEX, WEIGHTS))
 
 
 @pytest.mark.parametrize("down", [experts(HIDDEN, HIDDEN, 0), experts(HIDDEN, INNER, 0)[0]], ids=["shape", "one"])

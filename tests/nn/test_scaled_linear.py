@@ -78,6 +78,32 @@ def test_a_gradient_goes_through_the_frozen_weight_and_inference_is_compiled() -
             assert scaled(X.float()).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
+def test_a_bias_that_learns_gets_its_gradient_beside_rounded_activations(dtype: str) -> None:
+    scaled = ScaledLinear.from_linear(linear(), dtype)
+    with torch.no_grad():
+        expected = scaled(X)
+    y = scaled(X)
+    torch.testing.assert_close(y, expected, rtol=2e-2, atol=2e-2)
+    y.sum().backward()
+    assert scaled.bias is not None
+    assert scaled.bias.grad is not None
+    assert (scaled.bias.grad == 6).all()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_symbolic_trace_goes_through_it(bias: bool) -> None:
+    model = torch.nn.Sequential(ScaledLinear.from_linear(linear(bias)), torch.nn.ReLU())
+    traced = torch.fx.symbolic_trace(model)
+    with torch.no_grad():
+        assert torch.equal(traced(X), model(X))
+        assert torch.equal(traced(X.half()), model(X.half()))
+    x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
+    traced(x).sum().backward()
+    model(y).sum().backward()
+    assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]
+
+
 def test_what_makes_no_layer_is_refused() -> None:
     levels, scales = torch.zeros(4, 8, dtype=torch.int8), torch.ones(4, 1)
     for given, message in (

@@ -17,6 +17,7 @@ from registry.testing import check_implementation
 from registry_cpp.cpu_features import missing
 from registry_cpp.gemm_int4 import CppGemmInt4
 from registry_cpp.weight_products import AmxWeightProduct, DotWeightProduct, PairedWeight, _WeightProduct
+from registry_torch.tinygemm import CpuTinygemm
 
 OPS = {op.name: op for op in BOX}
 CPU = Device.of("cpu")
@@ -53,6 +54,7 @@ def form(name: str, op: str) -> _WeightProduct:
         ("amx", "int4", (3, 17, 70, 130)),
         ("amx", "dense", (1, 35, 70)),
         *(("dot", one, (3,)) for one in ("int8", "dense")),
+        ("dot", "w4", (13, 33)),
         # tests/tuner/verify has as many rows of it, and int8 the loops at an odd size
         pytest.param("dot", "int4", (3,), marks=pytest.mark.thorough),
     ],
@@ -102,8 +104,18 @@ def test_numbers_that_bfloat16_does_not_hold_are_refused() -> None:
         problem = OPS[op].problem_of({**dims, "m": 1, "dtype": "float32"})
         told = "; ".join(form("amx", op).unsupported(problem, CPU))
         assert "float32: bfloat16 does not hold the weight's numbers" in told
-    many = OPS["gemm_int4"].problem_of({**INT4, "m": 9})
-    assert "over 8 tokens" in "; ".join(form("dot", "gemm_int4").unsupported(many, CPU))
+
+
+@pytest.mark.parametrize("m", [2, 9, 64, 300])
+def test_without_tiles_dot_products_are_tried_before_kernels_that_decode_for_every_few_tokens(m: int) -> None:
+    dot = form("dot", "gemm_int4")
+    problem = OPS["gemm_int4"].problem_of({**INT4, "m": m})
+    assert not list(dot.unsupported(problem, CPU))
+    tiles = AmxWeightProduct(PairedWeight("gemm_int4", 4))
+    preferences = [one.preference(problem, CPU) for one in (tiles, dot, CppGemmInt4(), CpuTinygemm())]
+    assert preferences == sorted(preferences, reverse=True)
+    in_pieces = OPS["gemm_int4"].problem_of({**INT4, "m": m, "dtype": "float16"})
+    assert dot.preference(in_pieces, CPU) < CppGemmInt4().preference(in_pieces, CPU)
 
 
 def on_avx2(launch: Launch) -> Launch:

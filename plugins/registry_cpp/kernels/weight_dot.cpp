@@ -23,17 +23,20 @@ inline void dot_group(__m512 (*sums)[COUNT], const Product &product, const int32
     for (int64_t word = 0; word < words; ++word, from += PANEL) {
         // where this word's elements stand in a step of all pieces
         const uint16_t *tokens = a + word * PER_WORD / STEP * STEP * PIECES + word * PER_WORD % STEP;
+#pragma GCC unroll 4
         for (int64_t p = 0; p < COUNT; ++p) {
             const __m512i raw = _mm512_loadu_si512(from + p * panel);
 #pragma GCC unroll 16
             for (int pair = 0; pair < PER_WORD / 2; ++pair) {
                 const __m512i moved = _mm512_srli_epi32(raw, BITS % 16 * pair);
                 const __m512i levels = BITS == 16 ? raw : _mm512_permutexvar_epi16(moved, table);
+#pragma GCC unroll 8
                 for (int64_t t = 0; t < M_TILE; ++t)
                     for (int64_t i = 0; i < PIECES; ++i)
                         sum[t][p] = dot(sum[t][p], tokens + t * width + i * STEP + 2 * pair, levels);
                 if constexpr (BITS == 8) {
                     const __m512i upper = _mm512_permutexvar_epi16(_mm512_srli_epi32(moved, 4), high);
+#pragma GCC unroll 8
                     for (int64_t t = 0; t < M_TILE; ++t)
                         for (int64_t i = 0; i < PIECES; ++i)
                             sum[t][p] = dot(sum[t][p], tokens + t * width + i * STEP + 2 * pair, upper);

@@ -60,6 +60,11 @@ def _elements(given: Mapping[str, torch.Tensor], bits: int) -> torch.Tensor:
             )
         return torch.add(weight.T.int(), middle)
     packed = given["weight_packed"]
+    if packed.dtype == torch.uint8:
+        raise InvalidArgumentError(
+            f"{WHAT}: weight_packed is uint8, as floats of 4 or 6 bits have it (nvfp4, mxfp4), which are not supported",
+            hint="expected int32 words of integers (pack-quantized): dequantise the weight, and use registry.quantize",
+        )
     if "weight_shape" not in given or given["weight_shape"].numel() != 2:
         raise InvalidArgumentError(f"{WHAT}: weight_shape is not given", hint="expected (N, K) beside weight_packed")
     n, k = (int(size) for size in given["weight_shape"])

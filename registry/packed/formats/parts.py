@@ -8,7 +8,7 @@ import torch
 
 from ...errors import InvalidArgumentError
 from ...problem import dtype_name
-from ..checks import GROUP_SIZES, SCALE_DTYPES, check_integers, check_tensor
+from ..checks import GROUP_SIZES, SCALE_DTYPES, check_integers, check_order, check_tensor
 from ..layout import groups, symmetric_zero
 
 LARGEST_ZERO = 256
@@ -35,9 +35,12 @@ def parts(
     if g_idx is not None:
         k = torch.arange(shape[1], device=g_idx.device)
         g_idx = None if torch.equal(g_idx.long(), k // group_size) else g_idx.to(torch.int32)
-    smaller = next((size for size in reversed(GROUP_SIZES) if group_size % size == 0), group_size)
-    if g_idx is None and group_size < shape[1] and smaller != group_size:
+    if group_size < shape[1] and group_size not in GROUP_SIZES:
+        smaller = _size_that_divides(group_size)
         count = groups(shape[1], smaller)
+        if g_idx is not None:
+            check_order("PackedWeight", g_idx, group_size)
+            g_idx = _in_smaller_groups(g_idx, smaller)
         scales = scales.repeat_interleave(group_size // smaller, 0)[:count]
         zeros = None if zeros is None else zeros.repeat_interleave(group_size // smaller, 0)[:count]
         group_size = smaller
@@ -50,6 +53,24 @@ def parts(
         "shape": shape,
         "g_idx": g_idx,
     }
+
+
+def _size_that_divides(group_size: int) -> int:
+    """The largest of a PackedWeight's group sizes that divides one. Raises InvalidArgumentError if none does."""
+    found = next((size for size in reversed(GROUP_SIZES) if group_size % size == 0), None)
+    if found is None:
+        raise InvalidArgumentError(
+            f"PackedWeight: groups of {group_size} columns, expected a multiple of {GROUP_SIZES[0]}",
+            hint=f"quantise with group_size={GROUP_SIZES[0]} or a multiple of it, or with one scale a row",
+        )
+    return found
+
+
+def _in_smaller_groups(g_idx: torch.Tensor, size: int) -> torch.Tensor:
+    """Each element's group, where groups are divided into groups of ``size``, which divides theirs."""
+    place = torch.empty_like(g_idx)
+    place[torch.argsort(g_idx, stable=True)] = torch.arange(len(g_idx), dtype=g_idx.dtype, device=g_idx.device)
+    return place // size
 
 
 def _zeros(zeros: torch.Tensor, dtype: torch.dtype, bits: int) -> torch.Tensor | None:

@@ -23,7 +23,7 @@ def torchao_parts(tensor: Any) -> dict[str, Any]:
     if name not in _KINDS:
         raise InvalidArgumentError(
             f"{WHAT}: {name} is not supported",
-            hint=f"expected {', '.join(_KINDS)}; quantise the weight anew, or registry.quantize(tensor.dequantize())",
+            hint=f"expected {', '.join(_KINDS)}; quantise the weight from which it was made, by registry.quantize",
         )
     if tensor.dim() != 2:
         raise InvalidArgumentError(f"{WHAT}: shape {tuple(tensor.shape)}, expected [N, K]")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
+from functools import cache
 
 import torch
 
@@ -10,6 +12,9 @@ from .capture import cuda_driver
 
 _PERSISTING_L2_CACHE_SIZE = 6
 """CU_LIMIT_PERSISTING_L2_CACHE_SIZE; 0 unless it was set."""
+_OF_INTEGERS = frozenset({torch.int8, torch.uint8, torch.int32})
+"""Types of operands of products of integers, and of words in which such operands are packed."""
+_SIDE = 64
 
 
 def persisting_bytes() -> int:
@@ -26,6 +31,24 @@ def keep_persisting(nbytes: int) -> None:
     if found is not None:
         found.cuCtxSetLimit(_PERSISTING_L2_CACHE_SIZE, ctypes.c_size_t(nbytes))
         found.cuCtxResetPersistingL2Cache()
+
+
+def use_integers(dtypes: Iterable[torch.dtype], device: torch.device) -> None:
+    """Have cuBLAS make its first product of integers, if arguments of these types may be its operands on a GPU.
+
+    At a process's first one it sets a part of the cache aside, which is then the fault of no candidate.
+    """
+    if device.type == "cuda" and not _OF_INTEGERS.isdisjoint(dtypes):
+        _multiply_integers(device)
+
+
+@cache
+def _multiply_integers(device: torch.device) -> None:
+    before = persisting_bytes()
+    one, other = torch.zeros((2, _SIDE, _SIDE), dtype=torch.int8, device=device)
+    torch._int_mm(one, other)
+    if persisting_bytes() != before:
+        keep_persisting(before)
 
 
 def _cuda() -> ctypes.CDLL | None:

@@ -21,6 +21,7 @@ from ..jobs import PROBED, UNTESTED, BlockJob, Entrant, Outcome, TimedBlock, Tri
 from ..measure.clocks import Clocks
 from ..measure.copy_floor import copy_sampler
 from ..measure.interleaving import interleave
+from ..measure.persisting_cache import use_integers
 from ..measure.protocol import TimingProtocol
 from ..measure.roofline import Peaks
 from ..measure.samplers import Sampler
@@ -259,6 +260,7 @@ class Worker:
         self.trust.admit(implementation)
         if fault := source_fault(implementation, entrant.source):
             raise WrongError("error", fault)
+        use_integers((spec.dtype for spec in session.arguments.tensors.values()), self._device.torch)
         candidate = Candidate(implementation, entrant.config)
         plan = bound_by_call(op, candidate, session.problem, session.arguments, self._device, entrant.by_key)
         self._check_trust()

@@ -54,8 +54,9 @@ def gptqmodel() -> Cases:
         (4, -1, False, False),
         (2, 32, False, False),
         (8, 64, True, False),
+        (4, 512, True, False),
     ):
-        k = 200 if (bits, act_order, group_size) == (4, False, 64) else 192
+        k = 1100 if group_size == 512 else 200 if (bits, act_order, group_size) == (4, False, 64) else 192
         w, size = weight(24, k, seed=bits), group_size if group_size > 0 else k
         # the first rows are above zero, so that their zero points are 0
         w[:3] = w[:3].abs()
@@ -96,11 +97,19 @@ def autoawq() -> Cases:
     for group_size in (64, 128, -1):
         k = 256
         size = group_size if group_size > 0 else k
-        w = weight(16, k)
+        w = weight(32, k)
         scales, zeros = affine(w, 4, torch.arange(k) // size, False)
+        # the library does not clamp: an integer of 16 would be the next one's
+        scale, zero = (value.repeat_interleave(size, 1) for value in (scales, zeros))
+        w = ((w / scale + zero).round().clamp(0, 15) - zero) * scale
         packed = _awq_gemm(w, scales, zeros, size)
         expected = dequantize_gemm(packed["qweight"], packed["qzeros"], packed["scales"], 4, size).T
         cases[f"group {group_size}"] = packed | {"expected": expected, "group_size": group_size}
+        # of the same integers, scales and zero points, which this version packs along K
+        cases[f"gemv, group {group_size}"] = _awq_gemv(w, scales, zeros, size) | {
+            "expected": expected,
+            "group_size": group_size,
+        }
     return cases
 
 
@@ -113,6 +122,15 @@ def _awq_gemm(w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_
     module = gemm.WQLinear_GEMM.from_linear(
         linear, 4, group_size, scales=scales.T.contiguous(), zeros=zeros.T.contiguous()
     )
+    return {"qweight": module.qweight, "qzeros": module.qzeros, "scales": module.scales}
+
+
+def _awq_gemv(w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_size: int) -> dict[str, Any]:
+    from awq.modules.linear import gemv
+
+    linear = torch.nn.Linear(w.shape[1], w.shape[0], bias=False)
+    linear.weight.data = w.clone()
+    module = gemv.WQLinear_GEMV.from_linear(linear, 4, group_size, scales=scales, zeros=zeros)
     return {"qweight": module.qweight, "qzeros": module.qzeros, "scales": module.scales}
 
 
@@ -263,7 +281,12 @@ def _flat(meta: dict[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def bitsandbytes() -> Cases:
-    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+    from bitsandbytes.functional import (
+        QuantState,
+        _convert_weight_packed_for_cpu,
+        dequantize_4bit,
+        quantize_4bit,
+    )
 
     cases: Cases = {}
     for nested in (False, True):
@@ -275,7 +298,13 @@ def bitsandbytes() -> Cases:
             inner = {"code": state.state2.code, "absmax": state.state2.absmax, "offset": state.offset}
             case |= {f"inner.{key}": value for key, value in inner.items()}
             case["inner.blocksize"] = state.state2.blocksize
-        cases["double quantisation" if nested else "plain"] = case | {"blocksize": 64, "shape": np.array([32, 128])}
+        shared = {"blocksize": 64, "shape": np.array([32, 128])}
+        cases["double quantisation" if nested else "plain"] = case | shared
+        # what a layer's first product on a CPU with AVX-512 makes of its weight, with scales in bfloat16
+        reordered, state = _convert_weight_packed_for_cpu(packed, state)
+        plain = QuantState(state.absmax.T.reshape(-1).float(), state.shape, state.code, 64, "nf4", torch.float32)
+        case = {"packed": reordered, "absmax": state.absmax, "expected": dequantize_4bit(packed, plain)}
+        cases[f"for the CPU{', double quantisation' * nested}"] = case | shared
     return cases
 
 

@@ -41,6 +41,8 @@ GPTQ, AWQ, COMPRESSED, TORCHAO, HQQ, BNB = (
     cases(name) for name in ("gptqmodel", "autoawq", "compressed_tensors", "torchao", "hqq", "bitsandbytes")
 )
 
+FOR_THE_CPU = [name for name in BNB if name.startswith("for the CPU")]
+
 
 def exact(weight: PackedWeight) -> torch.Tensor:
     """The weight ``[N, K]`` in float64."""
@@ -92,11 +94,20 @@ def test_gptqs_older_zero_points_read_as_the_newer_ones_would_be_wrong_by_a_quar
     assert error > 0.1
 
 
+def of_awq(name: str) -> PackedWeight:
+    """The weight of a fixture."""
+    case, version = AWQ[name], "gemv" if name.startswith("gemv") else "gemm"
+    parts = case["qweight"], case["qzeros"], case["scales"]
+    return PackedWeight.from_awq(*parts, group_size=case["group_size"], version=version)
+
+
 @pytest.mark.parametrize("name", AWQ)
 def test_awq_is_what_autoawq_dequantises(name: str) -> None:
-    case = AWQ[name]
-    weight = PackedWeight.from_awq(case["qweight"], case["qzeros"], case["scales"], group_size=case["group_size"])
+    case, weight = AWQ[name], of_awq(name)
     assert torch.equal(weight.dequantize(), case["expected"])
+    if name.startswith("gemv"):
+        assert torch.equal(weight.qweight.T, case["qweight"])
+        return
     # packed again in AWQ's order, by its definition
     q, order = unpack(weight.qweight), [0, 2, 4, 6, 1, 3, 5, 7]
     again = sum(q[:, column::8].long() << (4 * place) for place, column in enumerate(order))
@@ -196,8 +207,8 @@ def test_hqq_is_what_it_dequantises(name: str) -> None:
     assert weight.zeros.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", BNB)
-def test_nf4_is_what_bitsandbytes_dequantises(name: str) -> None:
+def state_of_bitsandbytes(name: str) -> SimpleNamespace:
+    """The quant_state of a fixture."""
     case = BNB[name]
     inner = {key.removeprefix("inner."): value for key, value in case.items() if key.startswith("inner.")}
     state = SimpleNamespace(
@@ -208,6 +219,16 @@ def test_nf4_is_what_bitsandbytes_dequantises(name: str) -> None:
         offset=inner.get("offset"),
         state2=SimpleNamespace(**inner) if inner else None,
     )
+    if name in FOR_THE_CPU:
+        # bitsandbytes removes the attribute
+        del state.state2
+        state.packing_format_for_cpu = True
+    return state
+
+
+@pytest.mark.parametrize("name", BNB)
+def test_nf4_is_what_bitsandbytes_dequantises(name: str) -> None:
+    case, state = BNB[name], state_of_bitsandbytes(name)
     weight = PackedWeight.from_bitsandbytes(case["packed"], state)
     assert weight.codebook == "nf4"
     check(weight, case["expected"], 2.0)

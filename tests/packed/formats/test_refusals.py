@@ -115,6 +115,10 @@ OTHER_ORDER = torch.arange(K, dtype=torch.int32) % 3
         ({"g_idx": torch.arange(K, dtype=torch.int32) // 32}, "g_idx has groups 0 to 7\n  expected 0 to 3"),
         ({"g_idx": -torch.arange(K, dtype=torch.int32) // SIZE}, "g_idx has groups -4 to 0"),
         ({"g_idx": torch.arange(K) / SIZE}, "g_idx is float32"),
+        (
+            {"group_size": 24, "qzeros": int32(11, N // 8), "scales": half(11, N), "g_idx": None},
+            "groups of 24 columns, expected a multiple of 16\n  quantise with group_size=16 or a multiple",
+        ),
         ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin'\n  expected gptq or gptq_v2"),
         ({"qweight": int32(K // 8, N).to("meta")}, "qweight is on meta"),
         ({"scales": [1.0]}, "scales is a list, expected a Tensor"),
@@ -131,6 +135,9 @@ def test_gptq_refuses(change: dict[str, Any], message: str) -> None:
         ({"qweight": int32(K // 8, N)}, "(?s)qweight is int32.*a GPTQ checkpoint: use PackedWeight.from_gptq"),
         ({"qweight": int32(N, K // 8), "group_size": N}, r"qweight is int32 of shape \(16, 32\)"),
         ({"bits": 8}, "bits=8, expected 4"),
+        ({"version": "gemv_fast"}, r"(?s)version='gemv_fast'.*expected gemm or gemv, as"),
+        ({"version": "gemv"}, r"scales is float16 of shape \(4, 16\)"),
+        ({"qweight": int32(N, K // 8), "scales": half(N, 8)}, r'(?s)qweight is int32.*packed along K: version="gemv"'),
         ({"group_size": 128}, "(?s)scales is float16.*for K=256 and group_size=128"),
         ({"qzeros": half(4, N)}, "qzeros is float16"),
         ({"scales": half(4)}, r"scales \(4,\)"),
@@ -155,6 +162,7 @@ def test_awq_refuses(change: dict[str, Any], message: str) -> None:
         ({"weight_zero_point": int32(N, 4)}, r"weight_zero_point is int32 of shape \(16, 4\)"),
         ({"weight_g_idx": OTHER_ORDER}, "g_idx has 86 elements in group 0"),
         ({"weight_packed": None, "weight": half(N, K)}, "(?s)weight is float16.*int-quantized"),
+        ({"weight_packed": torch.zeros(N, K // 2, dtype=torch.uint8)}, "(?s)weight_packed is uint8, as floats of 4"),
         (
             {"weight_packed": None, "weight": int8(N, K, 8)},
             "numbers from 8 to 8, beyond bits=4\n  pass the scheme's num",
@@ -209,6 +217,8 @@ def test_torchao_and_bitsandbytes_refuse() -> None:
         nf4(words, blocksize=96)
     with pytest.raises(InvalidArgumentError, match="packed is uint8 of shape"):
         nf4(words[:-1])
+    with pytest.raises(InvalidArgumentError, match=r"(?s)in the order for the CPU.*of which 32 divides N"):
+        nf4(words, packing_format_for_cpu=True)
 
 
 @pytest.mark.parametrize("quant_state", [None, {"absmax": torch.ones(1)}, SimpleNamespace(absmax=torch.ones(1))])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +9,19 @@ import torch
 
 from registry.packed import CODEBOOKS, PackedWeight, pack, symmetric_zero, unpack
 
-from .test_libraries import AWQ, BNB, COMPRESSED, GPTQ, HQQ, TORCHAO, Case, hqq_of, torchao_tensor
+from .test_libraries import (
+    AWQ,
+    BNB,
+    COMPRESSED,
+    FOR_THE_CPU,
+    GPTQ,
+    HQQ,
+    TORCHAO,
+    hqq_of,
+    of_awq,
+    state_of_bitsandbytes,
+    torchao_tensor,
+)
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -39,20 +50,32 @@ def test_gptq(name: str, version: str) -> None:
         bits=bits, group_size=case["group_size"], checkpoint_format=form,
     )  # fmt: skip
     assert torch.equal(pack(integers(weight), bits), case["qweight"])
-    words = pack(zero_points(weight).T, bits).T
+    # a group of 512 is two, which repeat the scale and zero point
+    again = max(1, case["group_size"] // 256)
+    words = pack(zero_points(weight)[::again].T, bits).T
     if version == "v1":
         # the library subtracts 1 from each field of a word in one subtraction, which borrows from field to field
         words -= sum(1 << bits * place for place in range(32 // bits))
     assert torch.equal(words, case[f"qzeros_{version}"])
-    assert torch.equal(weight.scales, case["scales"])
+    assert torch.equal(weight.scales[::again], case["scales"])
     if weight.g_idx is not None:
-        assert torch.equal(weight.g_idx, case["g_idx"].int())
+        assert torch.equal(weight.g_idx // again, case["g_idx"].int())
 
 
-@pytest.mark.parametrize("name", AWQ)
+@pytest.mark.parametrize("name", [name for name in AWQ if name.startswith("gemv")])
+def test_awq_of_version_gemv(name: str) -> None:
+    case, weight = AWQ[name], of_awq(name)
+    assert torch.equal(pack(integers(weight)).T, case["qweight"])
+    zeros = zero_points(weight)
+    # words of zero points, and scales, are filled up with 0
+    filled = torch.nn.functional.pad(zeros, (0, 0, 0, 8 * case["qzeros"].shape[1] - len(zeros)))
+    assert torch.equal(pack(filled).T, case["qzeros"])
+    assert torch.equal(weight.scales.T, case["scales"][:, : len(zeros)])
+
+
+@pytest.mark.parametrize("name", [name for name in AWQ if not name.startswith("gemv")])
 def test_awq(name: str) -> None:
-    case = AWQ[name]
-    weight = PackedWeight.from_awq(case["qweight"], case["qzeros"], case["scales"], group_size=case["group_size"])
+    case, weight = AWQ[name], of_awq(name)
     for numbers, stored in ((integers(weight), case["qweight"]), (zero_points(weight), case["qzeros"])):
         in_order = numbers.unflatten(1, (-1, 8))[..., list(AWQ_ORDER)].flatten(1)
         assert torch.equal(pack(in_order.T).T, stored)
@@ -134,28 +157,30 @@ def test_hqq(name: str) -> None:
     assert torch.equal(again.to(stored.dtype), stored)
 
 
-@pytest.mark.parametrize("name", BNB)
+@pytest.mark.parametrize("name", [name for name in BNB if name not in FOR_THE_CPU])
 def test_bitsandbytes(name: str) -> None:
     packed = BNB[name]["packed"]
-    q = integers(weight_of_bitsandbytes(BNB[name])).T.reshape(-1, 2)
+    weight = PackedWeight.from_bitsandbytes(packed, state_of_bitsandbytes(name))
+    q = integers(weight).T.reshape(-1, 2)
     assert torch.equal((q[:, 0] << 4 | q[:, 1]).to(torch.uint8), packed.view(-1))
     assert len(CODEBOOKS["nf4"]) == 16
 
 
+@pytest.mark.parametrize("name", FOR_THE_CPU)
+def test_bitsandbytes_in_the_order_for_the_cpu(name: str) -> None:
+    packed = BNB[name]["packed"]
+    weight = PackedWeight.from_bitsandbytes(packed, state_of_bitsandbytes(name))
+    # of 32 rows and two columns the first 32 elements are in lower halves
+    halves = integers(weight).T.view(-1, 32, 64, 2).transpose(1, 2).reshape(-1, 2, 32)
+    assert torch.equal((halves[:, 0] | halves[:, 1] << 4).to(torch.uint8), packed.view(-1, 32))
+    assert torch.equal(weight.scales, BNB[name]["absmax"].float())
+
+
 @pytest.mark.parametrize("storage", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", BNB)
+@pytest.mark.parametrize("name", [name for name in BNB if name not in FOR_THE_CPU])
 def test_bitsandbytes_bytes_stored_in_another_dtype(name: str, storage: torch.dtype) -> None:
-    stored = BNB[name]["packed"].reshape(-1).view(storage).reshape(-1, 1)
-    given, weight = weight_of_bitsandbytes(BNB[name]), weight_of_bitsandbytes(BNB[name] | {"packed": stored})
+    packed, state = BNB[name]["packed"], state_of_bitsandbytes(name)
+    stored = packed.reshape(-1).view(storage).reshape(-1, 1)
+    given, weight = PackedWeight.from_bitsandbytes(packed, state), PackedWeight.from_bitsandbytes(stored, state)
     assert torch.equal(weight.qweight, given.qweight)
     assert torch.equal(weight.scales, given.scales)
-
-
-def weight_of_bitsandbytes(case: Case) -> PackedWeight:
-    """The weight of a fixture, whose quant_state is made of its parts."""
-    inner = {key.removeprefix("inner."): value for key, value in case.items() if key.startswith("inner.")}
-    state = SimpleNamespace(
-        absmax=case["absmax"], blocksize=case["blocksize"], shape=torch.Size(case["shape"].tolist()),
-        quant_type="nf4", offset=inner.get("offset"), state2=SimpleNamespace(**inner) if inner else None,
-    )  # fmt: skip
-    return PackedWeight.from_bitsandbytes(case["packed"], state)

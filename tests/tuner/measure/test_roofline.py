@@ -11,7 +11,6 @@ import registry
 from registry.contract import Floor
 from registry.device import Device
 from registry.discovery.catalog import Catalog
-from registry.tuner.measure.persisting_cache import keep_persisting, persisting_bytes
 from registry.tuner.measure.roofline import Peaks
 
 H200 = Peaks(bytes_per_us=4.917e6, flop_per_us=8192 * 132 * 1.98e3)
@@ -48,8 +47,3 @@ def test_of_a_cpu_nothing_is_known_and_nothing_refused(regime: str) -> None:
     peaks = Peaks.of(Device.of("cpu"))
     assert peaks == Peaks()
     assert peaks.fault(1e-9, Floor(bytes=10**12, flop=10**15), regime) == ""
-
-
-def test_without_a_gpu_no_cache_persists() -> None:
-    keep_persisting(0)
-    assert persisting_bytes() == 0

@@ -78,6 +78,16 @@ def awq_layer(q: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> Ten
     }
 
 
+def awq_gemv_layer(q: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> Tensors:
+    """Packed along K; scales and words of zero points are filled up to whole words."""
+    filled = (0, -zeros.shape[1] % 8)
+    return {
+        "qweight": packed_words(q, 4),
+        "qzeros": packed_words(torch.nn.functional.pad(zeros, filled), 4),
+        "scales": torch.nn.functional.pad(scales, filled),
+    }
+
+
 def compressed_layer(q: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, bits: int) -> Tensors:
     """pack-quantized: both kinds of integers are stored from 0."""
     return {
@@ -137,12 +147,13 @@ def gptq(folder: Path, *, bits: int = 4, size: int = 32, shuffled: bool = False,
     return written(folder, settings, lambda q, zeros, scales, g_idx: gptq_layer(q, zeros, scales, g_idx, bits, less))
 
 
-def awq(folder: Path, *, size: int = 32) -> Written:
+def awq(folder: Path, *, size: int = 32, version: str = "gemm") -> Written:
     settings = {
-        "quant_method": "awq", "bits": 4, "group_size": size, "zero_point": True, "version": "gemm",
+        "quant_method": "awq", "bits": 4, "group_size": size, "zero_point": True, "version": version,
         "_bits": 4, "_size": size, "_shuffled": False, "_symmetric": False,
     }  # fmt: skip
-    return written(folder, settings, lambda q, zeros, scales, _: awq_layer(q, zeros, scales))
+    layer = awq_layer if version == "gemm" else awq_gemv_layer
+    return written(folder, settings, lambda q, zeros, scales, _: layer(q, zeros, scales))
 
 
 def compressed_tensors(folder: Path, *, bits: int = 4, size: int = 32, kind: str = "pack-quantized") -> Written:

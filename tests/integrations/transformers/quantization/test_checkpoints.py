@@ -29,6 +29,7 @@ KINDS: dict[str, Callable[[Path], Written]] = {
     "gptq_v2, 8 bits, act-order": lambda folder: gptq(folder, bits=8, shuffled=True, version="gptq_v2"),
     "gptq, 2 bits": lambda folder: gptq(folder, bits=2),
     "awq": awq,
+    "awq, version gemv": lambda folder: awq(folder, version="gemv"),
     "compressed-tensors, 4 bits": compressed_tensors,
     "compressed-tensors, 8 bits": lambda folder: compressed_tensors(folder, bits=8),
     "compressed-tensors, int8": lambda folder: compressed_tensors(folder, bits=8, size=64, kind="int-quantized"),

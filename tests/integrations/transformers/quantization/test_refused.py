@@ -58,7 +58,7 @@ SETTINGS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (gptq, {"checkpoint_format": "marlin"}, "gptq: checkpoint_format='marlin'"),
     (gptq, {"dynamic": {"(": {"bits": 8}}}, "is no regular expression"),
     (gptq, {"quant_method": "hqq"}, "load: .* has quant_method='hqq'"),
-    (awq, {"version": "gemv"}, r"awq: version='gemv' .*\n  supported: 'gemm'"),
+    (awq, {"version": "gemv_fast"}, r"awq: version='gemv_fast' .*\n  supported: 'gemm', 'gemv'"),
     (awq, {"bits": 8}, "awq: bits=8"),
     (compressed_tensors, {"format": "nvfp4-pack-quantized"}, "compressed-tensors: format='nvfp4"),
     (compressed_tensors, {"config_groups": None}, "lacks 'config_groups'"),
