@@ -28,7 +28,7 @@ def apply_rotary(
 
 
 def apply_rotary_backward(
-    query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, head_size: int, table: torch.Tensor, _neox: bool,
+    query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, head_size: int, _neox: bool,
     need_query: bool, need_key: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The gradients of query and key; it computes both where one is needed."""

@@ -47,13 +47,13 @@ def test_layouts_of_models_and_their_gradients(
     positions = torch.randint(ROWS, (1, seq), device="cuda").expand(batch, seq)
     query, key = (x.requires_grad_() for x in given(layout, batch, seq))
     rest = (WIDTH, table(part), is_neox)
-    wide = (WIDTH, table(part).double(), is_neox)
+    wide = table(part).double()
     with registry.using(apply_rotary=name, apply_rotary_backward=name):
         found = registry.call("apply_rotary", positions, query, key, *rest)
         slopes = [torch.randn_like(x).transpose(1, 2).contiguous().transpose(1, 2) for x in found]
         grads = torch.autograd.grad(found, (query, key), slopes)
-    close(found, APPLY_ROTARY.reference(positions, query.double(), key.double(), *wide))
-    close(grads, APPLY_ROTARY_BACKWARD.reference(*[x.double() for x in slopes], positions, *wide))
+    close(found, APPLY_ROTARY.reference(positions, query.double(), key.double(), WIDTH, wide, is_neox))
+    close(grads, APPLY_ROTARY_BACKWARD.reference(*[x.double() for x in slopes], positions, wide, WIDTH, is_neox))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -63,9 +63,9 @@ def test_gradients_that_are_not_needed_are_empty(name: str, needs: tuple[bool, b
         pytest.skip("it computes no gradient at all")
     positions, grads = torch.randint(ROWS, (3, 50), device="cuda"), given("rows", 3, 50)
     with registry.using(apply_rotary_backward=name):
-        found = registry.call("apply_rotary_backward", *grads, positions, WIDTH, table(), True, *needs)
+        found = registry.call("apply_rotary_backward", *grads, positions, table(), WIDTH, True, *needs)
     wide = [x.double() for x in grads]
-    close(found, APPLY_ROTARY_BACKWARD.reference(*wide, positions, WIDTH, table().double(), True, *needs))
+    close(found, APPLY_ROTARY_BACKWARD.reference(*wide, positions, table().double(), WIDTH, True, *needs))
 
 
 @pytest.mark.parametrize("name", NAMES)

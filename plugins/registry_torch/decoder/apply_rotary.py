@@ -82,7 +82,7 @@ class ApplyRotaryBackward(Native):
         """At any size and for any layout; a gradient that is not needed is left empty."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
-            query, key, positions, head_size, table, is_neox, *needs = arguments
+            query, key, positions, table, head_size, is_neox, *needs = arguments
             cos, sin = angles_of(table, positions)
             for out, x, need in zip(outputs, (query, key), needs, strict=True):
                 if need:
@@ -113,8 +113,8 @@ class CompiledApplyRotaryBackward(InductorImplementation):
     mixed = True
 
     def function(self, *values: Any) -> tuple[torch.Tensor, ...]:
-        """Takes both gradients, positions, the size of a head, the table, the style, and which are needed."""
-        query, key, positions, head_size, table, is_neox, *needs = values
+        """Takes both gradients, positions, the table, the size of a head, the style, and which are needed."""
+        query, key, positions, table, head_size, is_neox, *needs = values
         cos, sin = angles_of(table, positions)
         return tuple(
             rotated(x, (cos, -sin), head_size, is_neox) if need else x.new_empty(0)

@@ -63,8 +63,8 @@ def apply_rotary_backward_reference(
     grad_rotated_query: torch.Tensor,
     grad_rotated_key: torch.Tensor,
     positions: torch.Tensor,
-    head_size: int,
     cos_sin_cache: torch.Tensor,
+    head_size: int,
     is_neox: bool = True,
     need_query: bool = True,
     need_key: bool = True,
@@ -98,7 +98,7 @@ def _outputs(_positions: Any, query: Any, key: Any, *_: Any) -> list[Any]:
 
 
 def _backward_outputs(
-    query: Any, key: Any, _positions: Any, _size: Any, _table: Any, _neox: Any = True, need_query: bool = True,
+    query: Any, key: Any, _positions: Any, _table: Any, _size: Any, _neox: Any = True, need_query: bool = True,
     need_key: bool = True,
 ) -> list[Any]:  # fmt: skip
     given = ((query, need_query), (key, need_key))
@@ -110,8 +110,8 @@ def _backward_problem(arguments: Arguments) -> Mapping[str, Value]:
 
 
 def _backward_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
-    positions, query, key, *rest = rotary_inputs(problem, kind, generator)
-    return query, key, positions, *rest, True, True
+    positions, query, key, head_size, table, is_neox = rotary_inputs(problem, kind, generator)
+    return query, key, positions, table, head_size, is_neox, True, True
 
 
 def _floor(problem: Problem) -> Floor:
@@ -150,8 +150,8 @@ APPLY_ROTARY = Op(
 
 APPLY_ROTARY_BACKWARD = Op(
     name=_BACKWARD,
-    schema=f"{_BACKWARD}(Tensor grad_rotated_query, Tensor grad_rotated_key, Tensor positions, int head_size,"
-    " Tensor cos_sin_cache, bool is_neox=True, bool need_query=True, bool need_key=True)"
+    schema=f"{_BACKWARD}(Tensor grad_rotated_query, Tensor grad_rotated_key, Tensor positions,"
+    " Tensor cos_sin_cache, int head_size, bool is_neox=True, bool need_query=True, bool need_key=True)"
     " -> (Tensor grad_query, Tensor grad_key)",
     reference=apply_rotary_backward_reference,
     fake=RowMajor(_backward_outputs),

@@ -130,9 +130,9 @@ def test_an_expanded_gradient(name: str) -> None:
 def test_gradients_that_are_not_needed_are_empty(name: str, needs: tuple[bool, bool]) -> None:
     grads, positions = (torch.randn(3, 4, 8), torch.randn(3, 2, 8)), torch.tensor([3, 0, 8])
     cache = table(9, 8, torch.float32)
-    both = BACKWARD.reference(*grads, positions, 8, cache, True)
+    both = BACKWARD.reference(*grads, positions, cache, 8, True)
     with registry.using(apply_rotary_backward=name):
-        found = registry.call(BACKWARD.name, *grads, positions, 8, cache, True, *needs)
+        found = registry.call(BACKWARD.name, *grads, positions, cache, 8, True, *needs)
     for one, all_of_it, needed in zip(found, both, needs, strict=True):
         torch.testing.assert_close(one, all_of_it if needed else one.new_empty(0))
 
@@ -173,9 +173,12 @@ def test_tokens_and_the_heads_of_keys_may_be_none() -> None:
 def test_no_position_is_read_by_the_host(op: registry.Op) -> None:
     with FakeTensorMode() as mode:
         position, query, key = torch.zeros((), dtype=torch.int64), torch.ones(2, 8), torch.ones(1, 8)
-        given = (query, key, position) if op is BACKWARD else (position, query, key)
+        cache = torch.ones(9, 8)
         # a fake tensor has no number: reading one is an error
-        op.reference(*given, 8, torch.ones(9, 8), True)
+        if op is BACKWARD:
+            op.reference(query, key, position, cache, 8, True)
+        else:
+            op.reference(position, query, key, 8, cache, True)
     assert mode is not None
 
 
@@ -287,7 +290,7 @@ def test_what_it_refuses(args: tuple[object, ...], message: str) -> None:
 
 def test_the_backward_op_names_its_own_arguments() -> None:
     with pytest.raises(InvalidArgumentError, match="apply_rotary_backward: grad_rotated_key has shape 3x7"):
-        registry.call(BACKWARD.name, Q, K[:, :7], P, 8, C)
+        registry.call(BACKWARD.name, Q, K[:, :7], P, C, 8)
 
 
 def test_dimensions_that_no_call_has() -> None:
@@ -320,7 +323,7 @@ def test_a_position_outside_of_the_table_is_found_where_data_are_checked(monkeyp
         with pytest.raises(OutOfRangeError, match=f"apply_rotary: positions{place}, expected 0 to 4, a row of cos"):
             call(wrong, Q, K, 8, C)
     with pytest.raises(OutOfRangeError, match=r"apply_rotary_backward: positions\[0\] is 5"):
-        Dispatcher(Catalog()).op(BACKWARD.name)(Q, K, P + 5, 8, C)
+        Dispatcher(Catalog()).op(BACKWARD.name)(Q, K, P + 5, C, 8)
 
 
 @pytest.mark.thorough
