@@ -204,7 +204,7 @@ def test_angles_that_are_learnt_keep_their_gradient(calls: list[str]) -> None:
     angles[0].registry_table = rotary.tables_of(angles, 1)  # type: ignore[attr-defined]
     calls.clear()
     modeling_llama.apply_rotary_pos_emb(q, k, *angles)[0].square().sum().backward()
-    torch.testing.assert_close(learnt.grad, 2 * q.detach().square().sum())
+    torch.testing.assert_close(learnt.grad, 2 * q.detach().square().sum(), rtol=1e-4, atol=0.0)
     assert calls == []
 
 
