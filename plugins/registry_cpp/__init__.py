@@ -127,6 +127,22 @@ def rotary_embedding_implementations() -> Iterable[Implementation]:
     return [CppRotaryEmbedding()]
 
 
+@implements("apply_rotary")
+def apply_rotary_implementations() -> Iterable[Implementation]:
+    """One implementation."""
+    from .apply_rotary import CppApplyRotary
+
+    return [CppApplyRotary()]
+
+
+@implements("apply_rotary_backward")
+def apply_rotary_backward_implementations() -> Iterable[Implementation]:
+    """One implementation."""
+    from .apply_rotary import CppApplyRotaryBackward
+
+    return [CppApplyRotaryBackward()]
+
+
 @implements("kv_cache_append")
 def kv_cache_append_implementations() -> Iterable[Implementation]:
     """One implementation."""

@@ -94,6 +94,22 @@ def rotary_embedding_implementations() -> list[Implementation]:
     return [ROTARY_EMBEDDING]
 
 
+@registry.implements("apply_rotary")
+def apply_rotary_implementations() -> list[Implementation]:
+    """``rope_forward`` of copies, with the table's rows of the positions."""
+    from .apply_rotary import APPLY_ROTARY
+
+    return [APPLY_ROTARY]
+
+
+@registry.implements("apply_rotary_backward")
+def apply_rotary_backward_implementations() -> list[Implementation]:
+    """``rope_backward`` of copies, with the table's rows of the positions."""
+    from .apply_rotary import APPLY_ROTARY_BACKWARD
+
+    return [APPLY_ROTARY_BACKWARD]
+
+
 @registry.implements("fused_linear_cross_entropy_gradients")
 def fused_linear_cross_entropy_gradients_implementations() -> list[Implementation]:
     """``fused_linear_cross_entropy_forward``, with its dtype of sums and its size of a chunk to tune."""

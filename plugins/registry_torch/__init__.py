@@ -365,6 +365,22 @@ def rotary_embedding_implementations() -> Iterable[Implementation]:
     return [RotaryEmbedding(), CompiledRotaryEmbedding()]
 
 
+@implements("apply_rotary")
+def apply_rotary_implementations() -> Iterable[Implementation]:
+    """Products and sums into new tensors, and Inductor's."""
+    from .decoder.apply_rotary import ApplyRotary, CompiledApplyRotary
+
+    return [ApplyRotary(), CompiledApplyRotary()]
+
+
+@implements("apply_rotary_backward")
+def apply_rotary_backward_implementations() -> Iterable[Implementation]:
+    """Products and sums into new tensors, and Inductor's."""
+    from .decoder.apply_rotary import ApplyRotaryBackward, CompiledApplyRotaryBackward
+
+    return [ApplyRotaryBackward(), CompiledApplyRotaryBackward()]
+
+
 @implements("kv_cache_append")
 def kv_cache_append_implementations() -> Iterable[Implementation]:
     """Indexed copies."""

@@ -249,6 +249,20 @@ def rotary_embedding_implementations() -> Sequence[registry.Implementation]:
     return [BlockRotaryEmbedding()]
 
 
+@registry.implements("apply_rotary")
+def apply_rotary_implementations() -> Sequence[registry.Implementation]:
+    from .decoder.apply_rotary import BlockApplyRotary
+
+    return [BlockApplyRotary()]
+
+
+@registry.implements("apply_rotary_backward")
+def apply_rotary_backward_implementations() -> Sequence[registry.Implementation]:
+    from .decoder.apply_rotary import BlockApplyRotaryBackward
+
+    return [BlockApplyRotaryBackward()]
+
+
 @registry.implements("kv_cache_append")
 def kv_cache_append_implementations() -> Sequence[registry.Implementation]:
     from .decoder.kv_cache_append import BlockKvCacheAppend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ..problem import Problem, TensorSpec
 
@@ -65,3 +66,51 @@ def _stride_of(spec: TensorSpec, leading: int, row: int) -> int | None:
         found = stride if found is None else found
         reach = stride * size
     return row if found is None else found
+
+
+class TokenStrides(NamedTuple):
+    """How tokens lie in tensors of heads, in sequences of ``length`` tokens; of contiguous tensors one has them all.
+
+    places  elements from a sequence, and from a token of it, to the next, of the tensor of one element a token
+    heads   by name, elements from a sequence, a token of it and a head to the next
+    """
+
+    length: int
+    places: tuple[int, int]
+    heads: Mapping[str, tuple[int, int, int]]
+
+
+def token_strides(problem: Problem, tokens: str, heads: Mapping[str, int]) -> TokenStrides | str:
+    """The strides of tensors of so many ``heads`` each, by name, beside tensor ``tokens`` of one element a token.
+
+    Tokens of the last of their dimensions are a sequence, so that heads may lie before tokens: ``[batch, heads, seq,
+    head_dim]``, transposed. The reason if a tensor has no such strides.
+    """
+    traits, head_dim = problem.traits, problem.head_dim
+    arguments = traits.arguments
+    # arguments are not read for the usual layout: a reader of them is asked anew for each size
+    if arguments is None or all(traits.contiguous(name) for name in (tokens, *heads)):
+        return TokenStrides(
+            problem.tokens, (0, 1), {name: (0, count * head_dim, head_dim) for name, count in heads.items()}
+        )
+    index = arguments.tensor(tokens)
+    leading, found = len(index.shape), {}
+    length = index.shape[-1] if leading else 1
+    of_index = _sequence_strides(index, leading, length, 1)
+    if of_index is None:
+        return f"the sequences of {tokens} are not evenly spaced"
+    for name, count in heads.items():
+        spec = arguments.tensor(name)
+        strides = _sequence_strides(spec, leading, length, count * head_dim)
+        if strides is None or (spec.strides[-1] != 1 and spec.shape[-1] > 1):
+            return f"the sequences of {name} are not evenly spaced, or the elements of its heads are not neighbours"
+        found[name] = (*strides, spec.strides[-2] if len(spec.shape) == leading + 2 else head_dim)
+    return TokenStrides(length, of_index, found)
+
+
+def _sequence_strides(spec: TensorSpec, leading: int, length: int, row: int) -> tuple[int, int] | None:
+    """The stride of all but the last of ``leading`` dimensions as one, and that of the last."""
+    if not leading:
+        return 0, row
+    outer = _stride_of(spec, leading - 1, length * row)
+    return None if outer is None else (outer, spec.strides[leading - 1])

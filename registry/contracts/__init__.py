@@ -5,6 +5,8 @@ from __future__ import annotations
 from ..contract import Op
 from .attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_DECODE, ATTENTION_VARLEN, MLA_DECODE
 from .decoder import (
+    APPLY_ROTARY,
+    APPLY_ROTARY_BACKWARD,
     EMBEDDING,
     EMBEDDING_BACKWARD,
     FUSED_ADD_RMS_NORM,
@@ -88,6 +90,7 @@ BOX: tuple[Op, ...] = (
     LAYER_NORM,
     FUSED_ADD_RMS_NORM,
     ROTARY_EMBEDDING,
+    APPLY_ROTARY,
     KV_CACHE_APPEND,
     ROTARY_KV_APPEND,
     ATTENTION_DECODE,
@@ -118,6 +121,7 @@ BOX: tuple[Op, ...] = (
     SILU_AND_MUL_BACKWARD,
     GELU_AND_MUL_BACKWARD,
     LAYER_NORM_BACKWARD,
+    APPLY_ROTARY_BACKWARD,
     EMBEDDING_BACKWARD,
     TOPK_SOFTMAX_BACKWARD,
     CROSS_ENTROPY_BACKWARD,
@@ -127,6 +131,8 @@ BOX: tuple[Op, ...] = (
 """The ops of this package, in the order in which they are listed."""
 
 __all__ = [
+    "APPLY_ROTARY",
+    "APPLY_ROTARY_BACKWARD",
     "ATTENTION",
     "ATTENTION_BACKWARD",
     "ATTENTION_DECODE",

@@ -142,6 +142,7 @@ def test_a_backward_op_takes_the_gradient_what_is_saved_and_the_attributes(op: O
         "fused_linear_cross_entropy": {"target"},
         "attention": {"mask"},
         "embedding": {"indices"},
+        "apply_rotary": {"positions", "cos_sin_cache"},
         "topk_softmax": set(),
     }
     fixed = of_op.get(op.name, {"offsets"})
@@ -175,6 +176,7 @@ def test_what_a_gradient_needs_saved() -> None:
         ("silu_and_mul", "silu_and_mul_backward"),
         ("gelu_and_mul", "gelu_and_mul_backward"),
         ("layer_norm", "layer_norm_backward"),
+        ("apply_rotary", "apply_rotary_backward"),
         ("embedding", "embedding_backward"),
         ("topk_softmax", "topk_softmax_backward"),
         ("fused_moe", None),

@@ -58,9 +58,12 @@ SIZES: Mapping[str, tuple[Mapping[str, Value], ...]] = {
         {"rows": 257, "cols": 1000, "k": 256, "reduction": "mean", "bias": False},
         {"rows": 64, "cols": 4000, "k": 128, "reduction": "sum", "bias": True},
     ),
-    "rotary_embedding": (
-        {"tokens": 37, **HEADS, "rotary_dim": 128, "style": "neox"},
-        {"tokens": 512, **HEADS, "rotary_dim": 64, "style": "neox"},
+    **dict.fromkeys(
+        ("rotary_embedding", "apply_rotary", "apply_rotary_backward"),
+        (
+            {"tokens": 37, **HEADS, "rotary_dim": 128, "style": "neox"},
+            {"tokens": 512, **HEADS, "rotary_dim": 64, "style": "neox"},
+        ),
     ),
     "kv_cache_append": ({"tokens": 37, "kv_heads": 2, "head_dim": 128, "block_size": 16, "kv_dtype": "auto"},),
     "attention": PROMPTS,

@@ -179,12 +179,15 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         ]
         for gradient in ("", "_backward")
     },
-    "rotary_embedding": [
-        {"tokens": tokens, "heads": heads, "kv_heads": 8, "head_dim": size, "rotary_dim": part, "style": style}
-        for tokens, heads, size, part, style in (
-            (999, 32, 128, 128, "neox"), (1, 64, 128, 64, "gptj"), (33, 9, 80, 20, "neox"), (70, 8, 96, 10, "gptj"),
-        )
-    ],
+    **{
+        op: [
+            {"tokens": tokens, "heads": heads, "kv_heads": 8, "head_dim": size, "rotary_dim": part, "style": style}
+            for tokens, heads, size, part, style in (
+                (999, 32, 128, 128, "neox"), (1, 64, 128, 64, "gptj"), (33, 9, 80, 20, "neox"), (70, 8, 96, 10, "gptj"),
+            )
+        ]
+        for op in ("rotary_embedding", "apply_rotary", "apply_rotary_backward")
+    },
     "gemm_int4": [
         {**INT4, "m": 1, "group_size": 128}, {**INT4, "m": 3, "group_size": 32}, {**INT4, "m": 17, "group_size": 128},
         {**INT4, "m": 130, "group_size": 1024}, {**INT4, "m": 1, "group_size": 1024, "symmetric": True},

@@ -32,14 +32,16 @@ OPS = {op.name: op for op in BOX}
 LOSS = "fused_linear_cross_entropy_gradients"
 HOOKS = (
     "softmax", "rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "silu_and_mul",
-    "silu_and_mul_backward", "gelu_and_mul", "gelu_and_mul_backward", "rotary_embedding", LOSS,
+    "silu_and_mul_backward", "gelu_and_mul", "gelu_and_mul_backward", "rotary_embedding", "apply_rotary",
+    "apply_rotary_backward", LOSS,
 )  # fmt: skip
 WIDTHS: Mapping[str, Value] = {"rows": 3, "cols": 40, "weight": True, "bias": True, "approximate": "tanh"}
 HEADS: Mapping[str, Value] = {
     "tokens": 3, "heads": 3, "kv_heads": 1, "head_dim": 12, "rotary_dim": 8, "style": "neox",
 }  # fmt: skip
 LINEAR: Mapping[str, Value] = {"rows": 7, "cols": 33, "k": 8, "reduction": "mean", "bias": True}
-DIMS = {**dict.fromkeys(HOOKS, WIDTHS), "rotary_embedding": HEADS, LOSS: LINEAR}
+ROTATIONS = ("rotary_embedding", "apply_rotary", "apply_rotary_backward")
+DIMS = {**dict.fromkeys(HOOKS, WIDTHS), **dict.fromkeys(ROTATIONS, HEADS), LOSS: LINEAR}
 
 
 def implementation(op: str) -> Implementation:
@@ -69,6 +71,7 @@ def test_hooks_bring_an_implementation_of_each_op() -> None:
         (gated.tanh_reasons, problem_of("gelu_and_mul", approximate="none"), "by tanh, not 'none'"),
         (rotary.rotary_reasons, problem_of("rotary_embedding", style="gptj"), "it rotates halves of heads (neox)"),
         (rotary.rotary_reasons, problem_of("rotary_embedding", kv_heads=0), "there are no keys"),
+        (rotary.rotary_reasons, problem_of("apply_rotary_backward", style="gptj"), "it rotates halves of heads (neox)"),
     ],
 )
 def test_every_reason_is_given(reasons: rows.LigerReasons, problem: Problem, part: str) -> None:
@@ -163,4 +166,4 @@ def examples(op: Op) -> list[Problem]:
     """The small examples of an op in these dtypes; of the rotations, which are slow, every third."""
     found = [op.problem_of(dims) for dims in op.examples if dims["dtype"] in IN_FLOAT16_AND_FLOAT32]
     small = [each for each in found if each.dims.get("rows", 1) * each.dims.get("cols", 1) <= 6000]
-    return small[::3] if op.name == "rotary_embedding" else small
+    return small[::3] if op.name in ROTATIONS else small

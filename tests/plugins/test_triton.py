@@ -179,6 +179,17 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     },
     "attention_decode triton.whole_int8": {**DECODE, "kv_dtype": "int8"},
     "attention_decode triton.split_kv_int8": {**DECODE, "batch": 1, "page": 16, "kv_dtype": "int8"},
+    **{
+        f"apply_rotary{gradient} triton.block": {
+            "tokens": 8192,
+            "heads": 32,
+            "kv_heads": 8,
+            "head_dim": 128,
+            "rotary_dim": part,
+            "style": style,
+        }
+        for gradient, part, style in (("", 128, "neox"), ("_backward", 64, "gptj"))
+    },
 }
 IMPLEMENTATIONS = {f"{op} {one.name}": one for op, forms in FORMS.items() for one in forms}
 
@@ -263,7 +274,7 @@ EMBEDDINGS: list[Mapping[str, Any]] = [
 DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
     **{
         op: [{**TYPICAL[f"{op} triton.block"], "tokens": tokens} for tokens in (1, 64, 8192)]
-        for op in ("rotary_embedding", "kv_cache_append")
+        for op in ("rotary_embedding", "kv_cache_append", "apply_rotary", "apply_rotary_backward")
     },
     **{
         op: [

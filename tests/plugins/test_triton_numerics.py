@@ -324,6 +324,29 @@ def test_parts_of_fused_tensors_are_read_and_written_where_they_are(name: str, d
     assert torch.equal(fused[:, left:], before[:, left:])
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.parametrize("name", ["apply_rotary", "apply_rotary_backward"])
+@pytest.mark.parametrize("need_key", [True, False])
+@pytest.mark.few(2)
+def test_numerics_of_heads_before_tokens_and_shared_positions(name: str, need_key: bool) -> None:
+    op, implementation, device = OPS[name], FORMS[name][0], Device.of("cpu")
+    heads = [torch.randn(2, count, 5, 20).transpose(1, 2) for count in (6, 3)]
+    positions, table = torch.tensor([[3, 0, 1, 7, 2]]).expand(2, 5), torch.randn(9, 16)[:, 2:14]
+    values: tuple[Any, ...] = (positions, *heads, 20, table, need_key)
+    if name == "apply_rotary_backward":
+        values = (*heads, positions, table, 20, False, True, need_key)
+    right = reference64(op, values)
+    problem = op.pose(op.arguments(values))
+    assert not list(implementation.unsupported(problem, device))
+    for config in implementation.space(problem, device).configs[::17]:
+        plan = build(op, Candidate(implementation, config), problem, op.arguments(values), device)
+        outputs = plan.allocate()
+        poison(outputs)
+        plan.into(outputs, values)
+        for found, expected in zip(outputs, right, strict=True):
+            torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+
+
 LAYER = "layer_norm_backward"
 
 

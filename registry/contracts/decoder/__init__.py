@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .apply_rotary import APPLY_ROTARY, APPLY_ROTARY_BACKWARD
 from .embedding import EMBEDDING
 from .embedding_backward import EMBEDDING_BACKWARD
 from .fused_add_rms_norm import FUSED_ADD_RMS_NORM
@@ -13,6 +14,8 @@ from .rotary_embedding import ROTARY_EMBEDDING
 from .rotary_kv_append import ROTARY_KV_APPEND
 
 __all__ = [
+    "APPLY_ROTARY",
+    "APPLY_ROTARY_BACKWARD",
     "EMBEDDING",
     "EMBEDDING_BACKWARD",
     "FUSED_ADD_RMS_NORM",

@@ -1,6 +1,7 @@
 """rotary_embedding: rotates the heads of queries and keys by angles of their positions (Su et al., 2021), in place.
 
-It is vLLM's op: it writes to two arguments and returns nothing. It is for inference and has no gradient.
+It is vLLM's op: it writes to two arguments and returns nothing. It is for inference and has no gradient;
+``apply_rotary`` returns new tensors, with a gradient.
 
 A position must be one of the table's rows. Positions are on the device and are not read: with one outside of the table,
 memory outside of it is read. ``KERNEL_REGISTRY_CHECK=1`` finds such a call.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,9 +60,9 @@ def rotary_embedding_reference(
     cosines of a position's angles, then their sines, in the dtype of query or in float32. Elements from ``rotary_dim``
     on are left as they are. Halves are rotated in fp32, each result rounded once.
     """
-    cos, sin = cos_sin_cache[positions].to(torch.promote_types(query.dtype, torch.float32)).unsqueeze(-2).chunk(2, -1)
+    cos, sin = cosines_and_sines(positions, cos_sin_cache, torch.promote_types(query.dtype, torch.float32))
     for x in (query, key):
-        heads = x if x.dim() == positions.dim() + 2 else x.unflatten(-1, (x.shape[-1] // head_size, head_size))
+        heads = heads_of(x, positions, head_size)
         rotated = heads[..., : cos_sin_cache.shape[1]]
         one, other = rotated.chunk(2, -1) if is_neox else (rotated[..., ::2], rotated[..., 1::2])
         a, b = one.to(cos.dtype), other.to(cos.dtype)
@@ -70,16 +72,40 @@ def rotary_embedding_reference(
         other.copy_(second)
 
 
-def _problem(arguments: Arguments) -> Mapping[str, Value]:
+def cosines_and_sines(
+    positions: torch.Tensor, table: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines ``[..., 1, rotary_dim / 2]`` of positions ``[...]``."""
+    # not table[positions], which waits for the device where positions have no dimension
+    cos, sin = torch.nn.functional.embedding(positions, table).to(dtype).unsqueeze(-2).chunk(2, -1)
+    return cos, sin
+
+
+def heads_of(x: torch.Tensor, positions: torch.Tensor, head_size: int) -> torch.Tensor:
+    """A view ``[..., heads, head_size]`` of query or key, for positions ``[...]``."""
+    return x if x.dim() == positions.dim() + 2 else x.unflatten(-1, (x.shape[-1] // head_size, head_size))
+
+
+def rotary_problem(arguments: Arguments) -> Mapping[str, Value]:
+    """The dimensions of a rotation in place."""
+    dims = rotation_dims(arguments)
+    for name in ("query", "key"):
+        check_writable(arguments.op, name, arguments.tensor(name))
+    return dims
+
+
+def rotation_dims(arguments: Arguments, query: str = "query", key: str = "key") -> Mapping[str, Value]:
+    """The dimensions of a rotation of the heads of two tensors by these names."""
     op = arguments.op
     head_size, positions = arguments.integer("head_size"), index_tensor(arguments, "positions")
     check_positive(op, "head_size", head_size)
-    query, key = float_tensor(arguments, "query"), float_tensor(arguments, "key")
-    same_dtype(op, ("query", query), ("key", key))
-    heads, kv_heads = (_heads(op, name, x, positions, head_size) for name, x in (("query", query), ("key", key)))
+    rotated = (query, float_tensor(arguments, query)), (key, float_tensor(arguments, key))
+    same_dtype(op, *rotated)
+    heads, kv_heads = (_heads(op, name, x, positions, head_size) for name, x in rotated)
+    first = rotated[0][1]
     if not heads:
-        raise InvalidArgumentError(f"{op}: query has shape {shape_text(query.shape)}, without a head")
-    rotary_dim = _rotary_dim(op, float_tensor(arguments, "cos_sin_cache"), query, head_size)
+        raise InvalidArgumentError(f"{op}: {query} has shape {shape_text(first.shape)}, without a head")
+    rotary_dim = _rotary_dim(op, float_tensor(arguments, "cos_sin_cache"), *rotated[0], head_size)
     return {
         "tokens": positions.numel,
         "heads": heads,
@@ -87,7 +113,7 @@ def _problem(arguments: Arguments) -> Mapping[str, Value]:
         "head_dim": head_size,
         "rotary_dim": rotary_dim,
         "style": "neox" if arguments.flag("is_neox") else "gptj",
-        "dtype": dtype_name(query.dtype),
+        "dtype": dtype_name(first.dtype),
     }
 
 
@@ -102,11 +128,10 @@ def _heads(op: str, name: str, x: TensorSpec, positions: TensorSpec, head_size: 
             f" head_size is {head_size}",
             hint=f"expected [{before}heads * {head_size}] or [{before}heads, {head_size}]",
         )
-    check_writable(op, name, x)
     return math.prod(rest) // head_size
 
 
-def _rotary_dim(op: str, table: TensorSpec, query: TensorSpec, head_size: int) -> int:
+def _rotary_dim(op: str, table: TensorSpec, name: str, query: TensorSpec, head_size: int) -> int:
     if len(table.shape) != 2 or not table.shape[0] or table.shape[1] % 2 or not 0 < table.shape[1] <= head_size:
         raise InvalidArgumentError(
             f"{op}: cos_sin_cache has shape {shape_text(table.shape)} but head_size is {head_size}",
@@ -114,31 +139,34 @@ def _rotary_dim(op: str, table: TensorSpec, query: TensorSpec, head_size: int) -
             " torch.cat((angles.cos(), angles.sin()), -1)",
         )
     if table.dtype != torch.float32 or query.dtype not in HALVES:
-        same_dtype(op, ("query", query), ("cos_sin_cache", table))
+        same_dtype(op, (name, query), ("cos_sin_cache", table))
     return table.shape[1]
 
 
-def _check(problem: Problem) -> None:
+def check_rotation(problem: Problem) -> None:
+    """Raise InvalidArgumentError for dimensions that no rotation has."""
     positive(problem, "tokens", "heads", "head_dim", "rotary_dim")
     float_dtype(problem)
     kv_heads, rotary_dim = problem.kv_heads, problem.rotary_dim
     if isinstance(kv_heads, bool) or not isinstance(kv_heads, int) or kv_heads < 0:
-        raise InvalidArgumentError(f"{_NAME}: kv_heads must be an integer of at least 0, got {kv_heads!r:.80}")
+        raise InvalidArgumentError(f"{problem.op}: kv_heads must be an integer of at least 0, got {kv_heads!r:.80}")
     if (elements := max(problem.heads, kv_heads) * problem.head_dim) >= 2**63:
         raise InvalidArgumentError(
-            f"{_NAME}: a token of {elements} elements", hint="no tensor has that many: heads * head_dim is below 2**63"
+            f"{problem.op}: a token of {elements} elements",
+            hint="no tensor has that many: heads * head_dim is below 2**63",
         )
     if rotary_dim % 2 or rotary_dim > problem.head_dim:
         raise InvalidArgumentError(
-            f"{_NAME}: rotary_dim={rotary_dim} but head_dim={problem.head_dim}",
+            f"{problem.op}: rotary_dim={rotary_dim} but head_dim={problem.head_dim}",
             hint="expected an even number of at most head_dim: equal to it where whole heads are rotated",
         )
 
 
-def _check_data(values: Mapping[str, Any]) -> None:
+def check_positions(op: str, values: Mapping[str, Any]) -> None:
+    """Raise OutOfRangeError for a position that is no row of the table."""
     positions, rows = values["positions"], values["cos_sin_cache"].shape[0]
     check_values(
-        _NAME,
+        op,
         "positions",
         positions,
         (positions < 0) | (positions >= rows),
@@ -152,7 +180,8 @@ def _rows(problem: Problem) -> int:
     return min(max(4 * int(problem.tokens), 64), _MOST_POSITIONS)
 
 
-def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+def rotary_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+    """Positions, queries, keys, the size of a head, the table and the style, of every kind."""
     tokens, width, dtype, device = problem.tokens, problem.head_dim, problem.torch_dtype, generator.device
     of_query, of_key = ((tokens, count * width) for count in (problem.heads, problem.kv_heads))
     if kind == "constant":
@@ -190,10 +219,15 @@ def cos_sin_table(
 def _floor(problem: Problem) -> Floor:
     tokens, rotary_dim, size = problem.tokens, problem.rotary_dim, problem.torch_dtype.itemsize
     rotated = tokens * (problem.heads + problem.kv_heads) * rotary_dim
-    return Floor(bytes=(2 * rotated + min(tokens, _rows(problem)) * rotary_dim) * size + 8 * tokens, flop=3 * rotated)
+    return Floor(bytes=(2 * rotated + table_elements(problem)) * size + 8 * tokens, flop=3 * rotated)
 
 
-def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
+def table_elements(problem: Problem) -> int:
+    """The elements of the table that tokens of ``rotary_inputs`` need at least."""
+    return min(int(problem.tokens), _rows(problem)) * int(problem.rotary_dim)
+
+
+def pair_scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     """Relative to each output and to the length of its pair, which is that of both products; 0 where none is rotated.
 
     vLLM's kernel and most models' own code round both products, and then their sum, to half.
@@ -209,7 +243,7 @@ def _scale(problem: Problem, reference: torch.Tensor) -> torch.Tensor:
     return scale.reshape(reference.shape)
 
 
-def _examples() -> tuple[Mapping[str, Value], ...]:
+def rotary_examples() -> tuple[Mapping[str, Value], ...]:
     """Small problems, most of them odd: parts of heads, one head, many queries to a key, one token."""
     sizes = ((1, 4, 2, 64, 64), (3, 6, 1, 80, 20), (7, 3, 3, 20, 10), (5, 1, 1, 128, 128), (33, 8, 2, 6, 2))
     every = itertools.product(FLOATS, STYLES, sizes)
@@ -227,18 +261,18 @@ ROTARY_EMBEDDING = Op(
     " bool is_neox) -> ()",
     version=1,
     reference=rotary_embedding_reference,
-    problem=_problem,
-    inputs=_inputs,
+    problem=rotary_problem,
+    inputs=rotary_inputs,
     floor=_floor,
     # two products and a sum, each rounded; what one rounding of fp32 loses to another is below both
-    tolerance=Tolerance(units(float32=1.1, half=1.1), underflow(4), _scale),
+    tolerance=Tolerance(units(float32=1.1, half=1.1), underflow(4), pair_scale),
     static=frozenset({"heads", "kv_heads", "head_dim", "rotary_dim", "dtype"}),
     dynamic=frozenset({"tokens"}),
     choices={"style": STYLES},
     kinds=KINDS,
-    examples=_examples(),
-    check=_check,
-    check_data=_check_data,
+    examples=rotary_examples(),
+    check=check_rotation,
+    check_data=partial(check_positions, _NAME),
     independent=frozenset({"positions"}),
     alike={"cos_sin_cache": "query"},
     weights=frozenset({"cos_sin_cache"}),

@@ -14,14 +14,13 @@ class _Angles:
     """What cosines carry: their tables, None where halves differ, and for which sines and changes in place."""
 
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor, batch: int) -> None:
-        self._sin, self._versions, self._recording = sin, (cos._version, sin._version), torch.is_grad_enabled()
+        self._sin, self._versions = sin, (cos._version, sin._version)
         self._batch = batch
         self.tables = tables_of((cos, sin), batch) if _halves_are_equal(cos) and _halves_are_equal(sin) else None
 
     def hold(self, cos: torch.Tensor, sin: torch.Tensor, batch: int) -> bool:
         """Whether these are the tables of the cosines and sines as they are now."""
-        same = sin is self._sin and (cos._version, sin._version) == self._versions and batch == self._batch
-        return same and (self._recording or not torch.is_grad_enabled())
+        return sin is self._sin and (cos._version, sin._version) == self._versions and batch == self._batch
 
 
 def tables_for(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> RotaryTables | None:

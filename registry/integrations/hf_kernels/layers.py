@@ -82,7 +82,7 @@ class GeluLayer(torch.nn.Module):
 
 
 class RotaryLayer(torch.nn.Module):
-    """``rotary_embedding`` for functions that are marked rotary_pos_emb, of cosines and sines whose halves are equal.
+    """``rotary_embedding`` or ``apply_rotary`` for functions that are marked rotary_pos_emb, whose halves are equal.
 
     The function itself computes under torch.compile, as Inductor fuses it, while a CUDA graph is captured unless the
     cosines were seen before, and of tensors of inference mode.

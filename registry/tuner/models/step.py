@@ -149,9 +149,8 @@ class _Step:
         if rotary is not None:
             sizes: Dims = {"heads": rotary.heads, "kv_heads": rotary.kv_heads, "head_dim": rotary.head_dim}
             kind: Dims = {"rotary_dim": rotary.rotary_dim, "style": rotary.style, "dtype": self._dtype}
-            # a gradient is rotated by the same op, back
-            for _ in range(2 if self._training else 1):
-                yield "rotary_embedding", {"tokens": self._tokens, **sizes, **kind}
+            op = "apply_rotary" if self._training else "rotary_embedding"
+            yield from self._differentiated(op, {"tokens": self._tokens, **sizes, **kind})
             if self._appends(attention):
                 phase = self._phase
                 # the room of the real cache takes memory alone, of which each copy of the inputs holds some

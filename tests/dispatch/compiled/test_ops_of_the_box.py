@@ -18,7 +18,7 @@ close = torch.testing.assert_close
 
 OPS = (
     *("cross_entropy", "embedding", "fused_add_rms_norm", "kv_cache_append", "quantize_per_token", "rotary_embedding"),
-    "rotary_kv_append",
+    *("rotary_kv_append", "apply_rotary"),
 )
 
 

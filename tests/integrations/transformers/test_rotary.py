@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from registry.errors import UnsupportedError
+
 from .tiny_models import prompt, tiny
 
 if TYPE_CHECKING:  # see late_imports
@@ -80,14 +82,16 @@ def test_under_autocast_the_models_own_function_rotates(calls: list[str]) -> Non
 
 @pytest.mark.parametrize("positions", [None, torch.stack((torch.arange(11), torch.arange(11) * 2))])
 @pytest.mark.few(1)
-def test_gradients_are_rotated_back_by_the_op(positions: torch.Tensor | None, calls: list[str]) -> None:
+def test_where_gradients_are_needed_the_op_that_has_them_rotates(
+    positions: torch.Tensor | None, calls: list[str]
+) -> None:
     plain, applied = tiny("llama"), tiny("llama")
     apply(applied)
     calls.clear()
     for model in (plain, applied):
         model(prompt(), position_ids=positions, labels=prompt()).loss.backward()
-    # of each of two layers, forward and backward
-    assert calls == ["rotary_embedding"] * 4
+    # of each of two layers
+    assert calls == ["apply_rotary"] * 2
     for (name, own), other in zip(plain.named_parameters(), applied.parameters(), strict=True):
         torch.testing.assert_close(
             other.grad, own.grad, atol=2e-6, rtol=2e-5, msg=lambda told, at=name: f"{at}: {told}"
@@ -112,10 +116,9 @@ def test_pairs_beside_each_other_are_rotated_by_the_op_and_their_gradients_back(
     with noted(rotary) as calls:
         found = [model(prompt(), labels=prompt()) for model in (plain, applied)]
         torch.testing.assert_close(found[1].loss, found[0].loss, atol=1e-5, rtol=1e-4)
-        assert calls == ["rotary_embedding"] * 2
+        assert calls == ["apply_rotary"] * 2
         for one in found:
             one.loss.backward()
-        assert calls == ["rotary_embedding"] * 4
     for (name, own), other in zip(plain.named_parameters(), applied.parameters(), strict=True):
         if own.grad is not None:
             torch.testing.assert_close(
@@ -186,9 +189,23 @@ def test_a_second_derivative_of_a_rotation_is_an_error(calls: list[str]) -> None
     cos, sin = model.model.rotary_emb(q, torch.arange(5)[None])
     query, key = modeling_llama.apply_rotary_pos_emb(q, k, cos, sin)
     (slope,) = torch.autograd.grad(query.square().sum() + key.sum(), q, create_graph=True)
-    assert calls == ["rotary_embedding"] * 2
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    assert calls == ["apply_rotary"]
+    with pytest.raises(UnsupportedError, match="apply_rotary: its gradient was differentiated again"):
         slope.sum().backward()
+
+
+def test_angles_that_are_learnt_keep_their_gradient(calls: list[str]) -> None:
+    model = tiny("llama")
+    apply(model)
+    q, k = torch.randn(1, 4, 5, 16, requires_grad=True), torch.randn(1, 2, 5, 16)
+    cos, sin = model.model.rotary_emb(q, torch.arange(5)[None])
+    learnt = torch.ones((), requires_grad=True)
+    angles = (cos * learnt, sin * learnt)
+    angles[0].registry_table = rotary.tables_of(angles, 1)  # type: ignore[attr-defined]
+    calls.clear()
+    modeling_llama.apply_rotary_pos_emb(q, k, *angles)[0].square().sum().backward()
+    torch.testing.assert_close(learnt.grad, 2 * q.detach().square().sum(), rtol=1e-4, atol=0.0)
+    assert calls == []
 
 
 def test_positions_of_each_sequence_and_of_all_rotate_alike(calls: list[str]) -> None:

@@ -53,7 +53,8 @@ def test_they_are_called_as_often_as_derived(family: str, tmp_path: Path) -> Non
     assert {problem: count for problem, count in derived.items() if _is_called(problem)} == called
     assert {
         "fused_linear_cross_entropy_gradients",
-        "rotary_embedding",
+        "apply_rotary",
+        "apply_rotary_backward",
         "silu_and_mul_backward",
         "attention_backward",
         "linear_backward",

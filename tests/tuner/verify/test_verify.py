@@ -106,8 +106,12 @@ DIMS: Mapping[str, dict[str, Value]] = {
         "dtype": "bfloat16",
     },
     "top_k_top_p_sampling": {"rows": 5, "cols": 1001, "top_k": True, "top_p": True, "dtype": "bfloat16"},
-    "rotary_embedding": {
-        "tokens": 5, "heads": 3, "kv_heads": 1, "head_dim": 20, "rotary_dim": 10, "style": "gptj", "dtype": "bfloat16",
+    **{
+        op: {
+            "tokens": 5, "heads": 3, "kv_heads": 1, "head_dim": 20, "rotary_dim": 10, "style": style,
+            "dtype": "bfloat16",
+        }
+        for op, style in (("rotary_embedding", "gptj"), ("apply_rotary", "neox"), ("apply_rotary_backward", "gptj"))
     },
     "fused_add_rms_norm": {"rows": 3, "cols": 1001, "weight": True, "dtype": "bfloat16"},
     **{op: {"rows": 3, "cols": 1001, "dtype": "bfloat16"} for op in ("silu_and_mul", "silu_and_mul_backward")},
@@ -150,12 +154,13 @@ LIKE_OTHERS = (
     "fused_linear_cross_entropy_gradients", "mla_decode", "gemm_int4_backward", "grouped_gemm_int4_backward",
     "gemm_sparse24_backward", "fused_linear_cross_entropy_backward", "rotary_kv_append", "gemm_int8_backward",
     "gelu_and_mul_backward", "square_backward", "softmax_backward", "layer_norm_backward", "cross_entropy_backward",
-    "topk_softmax_backward", "embedding_backward", "linear_backward", "gemm_w8a8", "grouped_gemm_int4",
+    "topk_softmax_backward", "embedding_backward", "linear_backward", "gemm_w8a8", "grouped_gemm_int4", "apply_rotary",
 )  # fmt: skip
 """Their levels have another width than gemm_int8's, or a table (whose kernels the C++ and the Triton plugin's own tests
 run for every change), the gate is another than gelu_and_mul's, the gradients come in one pass instead of two, the keys
 are latents instead of attention_decode's, a gradient is by a weight that is written out first, or one op does what two
-do, fused_linear_cross_entropy and cross_entropy_backward or rotary_embedding and kv_cache_append. Of gradients those of
+do, fused_linear_cross_entropy and cross_entropy_backward or rotary_embedding and kv_cache_append, or into new tensors
+what rotary_embedding does in place. Of gradients those of
 gelu, rms_norm, grouped_gemm and attention are for every change: element by element, in rows, as products, and of
 several inputs. The public check, which does the same, goes through all implementations in the plugins' own tests."""
 

@@ -1,4 +1,4 @@
-"""Rotary positions of queries and keys by rotary_embedding.
+"""Rotary positions of queries and keys by rotary_embedding, and by apply_rotary where gradients are needed.
 
 Attention of transformers' models calls a function of their own file, mostly ``apply_rotary_pos_emb``, with the cosines
 and sines that a module of the model has computed once for all layers. That module is swapped: its cosines then carry
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.compiler import is_dynamo_compiling
 
 from ....api import call
@@ -31,15 +30,13 @@ _TABLE = "registry_table"
 
 
 class RotaryTables(NamedTuple):
-    """What cosines carry: positions [batch, seq], the op's table for them, the table of the gradient, and the sines.
+    """What cosines carry: positions [batch, seq], the ops' table for them, and the sines.
 
-    The gradient of a rotation is the rotation by the opposite angles; there is no table for it without gradients.
     Angles that are one tensor, of complex numbers, carry these, and there are no sines.
     """
 
     positions: torch.Tensor
     table: torch.Tensor
-    back: torch.Tensor | None
     sin: torch.Tensor | None
 
 
@@ -133,7 +130,7 @@ def _rotated(module: torch.nn.Module, function: QkRotation, given: dict[str, Any
 
 
 def _by_table(own: QkRotation, form: RotaryForm) -> QkRotation:
-    """The op where angles carry its table, and ``own`` elsewhere. Queries and keys themselves are not changed."""
+    """An op where angles carry its table, and ``own`` elsewhere. Queries and keys themselves are not changed."""
 
     @functools.wraps(own, updated=())
     def rotate(q: torch.Tensor, k: Any = None, *angles: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,20 +150,22 @@ def _by_table(own: QkRotation, form: RotaryForm) -> QkRotation:
 def rotated_by_table(
     own: QkRotation, form: RotaryForm, q: torch.Tensor, k: torch.Tensor, angles: Angles, held: RotaryTables
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys [batch, heads, seq, head_dim], rotated by the op; by ``own`` where it cannot compute them."""
+    """Queries and keys [batch, heads, seq, head_dim], rotated by an op; by ``own`` where it cannot compute them."""
     if not _fits(q, k, angles[0], held):
         return own(q, k, *angles)
     learnt = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
     # another sin: somebody rotates otherwise, with the model's cosines
     another = held.sin is not None and angles[-1] is not held.sin
-    if another or (learnt and (held.back is None or differentiating_otherwise())):
+    if another or (learnt and (held.table.requires_grad or differentiating_otherwise())):
         return own(q, k, *angles)
     query, key = q.transpose(1, 2), k.transpose(1, 2)
+    rest = (q.shape[-1], held.table, form.neox)
     if learnt:
-        query, key = _Rotation.apply(query, key, held, form)
+        query, key = call("apply_rotary", held.positions, form.placed(query), form.placed(key), *rest)
     else:
+        # copies: a model may use the same keys as values, and hooks what q_proj returned
         query, key = (form.copied(x) for x in (query, key))
-        _rotate(query, key, held.positions, held.table, form)
+        call("rotary_embedding", held.positions, query, key, *rest)
     return query.transpose(1, 2), key.transpose(1, 2)
 
 
@@ -181,33 +180,6 @@ def _fits(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, held: RotaryTable
     return q.dtype in {*HALVES, held.table.dtype} if cos.is_complex() else q.dtype is cos.dtype
 
 
-class _Rotation(torch.autograd.Function):
-    """Rotated copies of queries and keys [batch, seq, heads, head_dim], with their gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, held: RotaryTables, form: RotaryForm
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.held, ctx.form = held, form
-        query, key = form.copied(q), form.copied(k)
-        _rotate(query, key, held.positions, held.table, form)
-        return query, key
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key = (x.clone(memory_format=torch.contiguous_format) for x in (q, k))
-        _rotate(query, key, ctx.held.positions, ctx.held.back, ctx.form)
-        return ctx.form.put_back(query), ctx.form.put_back(key), None, None
-
-
-def _rotate(
-    query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, form: RotaryForm
-) -> None:
-    """Rotate in place, copies: a model may use the same keys as values, and hooks what q_proj returned."""
-    call("rotary_embedding", positions, query, key, query.shape[-1], table, form.neox)
-
-
 def tables_of(angles: Angles, batch: int) -> RotaryTables:
     """The tables of angles [1 or batch, seq, ...], with a row for each of their positions."""
     cos, sin = cosines_and_sines(angles)
@@ -217,6 +189,5 @@ def tables_of(angles: Angles, batch: int) -> RotaryTables:
     return RotaryTables(
         positions if count == batch else positions.repeat(batch, 1),
         torch.cat((one, other), -1),
-        torch.cat((one, -other), -1) if torch.is_grad_enabled() else None,
         angles[1] if len(angles) == 2 else None,
     )

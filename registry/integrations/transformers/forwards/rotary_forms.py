@@ -26,8 +26,12 @@ class RotaryForm(NamedTuple):
 
     @property
     def neox(self) -> bool:
-        """Whether the op rotates in its style of that name, once ``copied`` has put the elements in their places."""
+        """Whether the op rotates in its style of that name, once ``placed`` has put the elements in their places."""
         return not self.out_pairs
+
+    def placed(self, x: torch.Tensor) -> torch.Tensor:
+        """Heads [..., head_dim] with the elements where the rotated ones will be; ``x`` itself if they are there."""
+        return x if self.in_pairs == self.out_pairs else self.copied(x)
 
     def copied(self, x: torch.Tensor) -> torch.Tensor:
         """A contiguous copy of heads [..., head_dim], with the elements where the rotated ones will be."""
@@ -35,10 +39,6 @@ class RotaryForm(NamedTuple):
             return x.clone(memory_format=torch.contiguous_format)
         halves: torch.Tensor = x.unflatten(-1, (-1, 2)).transpose(-1, -2)
         return halves.clone(memory_format=torch.contiguous_format).flatten(-2)
-
-    def put_back(self, x: torch.Tensor) -> torch.Tensor:
-        """The inverse of what ``copied`` does to the places of elements."""
-        return x if self.in_pairs == self.out_pairs else x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
 
     def takes(self, angles: Angles) -> bool:
         """Whether the function rotates by what a rotary module has returned."""
