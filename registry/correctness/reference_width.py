@@ -34,9 +34,13 @@ def narrow_faults(op: Op, values: tuple[Any, ...]) -> list[str]:
         if one.dtype == torch.float64
         and one.shape == same.shape == other.shape
         and one.numel()
-        and bool(((one == same) | one.isnan()).all())
-        and float((one != other).double().mean()) >= _MOST
+        and not bool(_unlike(one, same).any())
+        and float(_unlike(one, other).double().mean()) >= _MOST
     ]
+
+
+def _unlike(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return (one != other) & ~(one.isnan() & other.isnan())
 
 
 def _changed(values: tuple[Any, ...], relative: float) -> tuple[Any, ...]:
@@ -47,6 +51,6 @@ def _changed(values: tuple[Any, ...], relative: float) -> tuple[Any, ...]:
         if not tensor.is_floating_point():
             return tensor
         signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=tensor.dtype).mul_(2).sub_(1)
-        return tensor + tensor * signs.to(tensor.device) * relative
+        return tensor * (1.0 + signs.to(tensor.device) * relative)  # infinity stays infinite
 
     return with_tensors(values, change)

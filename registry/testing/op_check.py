@@ -12,16 +12,22 @@ from ..author_code import at, where_raised
 from ..contract import Floor, Op, as_tuple, checked_range
 from ..correctness import numerics
 from ..correctness.bits import all_same
-from ..correctness.output_faults import output_faults
+from ..correctness.output_faults import output_faults, spec_faults
+from ..correctness.poisoned_layouts import PoisonedLayout, adds_nothing
 from ..correctness.reference_width import narrow_faults
 from ..correctness.tolerance_check import blind_spots
+from ..device import Device
 from ..discovery.backward_check import check_declaration
 from ..dispatch.torch_side.reference_gradient import reference_gradient
 from ..errors import InvalidArgumentError, InvalidDefinitionError, RegistryError
 from ..folding import Place
 from ..problem import Problem, Value
-from .given_inputs import SEED
+from .given_inputs import SEED, GivenInputs
 from .reports import Notes, Report, guarded
+
+_CPU = Device.of("cpu")
+_LAYOUTS: tuple[PoisonedLayout, ...] = ("sliced", "transposed", "strided")
+"""Layouts of inputs in which the outputs' strides may follow theirs."""
 
 
 def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None = None) -> Report:
@@ -29,11 +35,11 @@ def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None
 
     On ``problems`` (the op's examples when not given) and every kind of inputs: the inputs fit the schema, pose the
     problem again, are reproducible, and have the same dtypes and absent arguments in every kind; the fake has the
-    reference's shapes, dtypes and strides; the reference computes in float64 where its arguments are, does not change
-    them, and is accepted by its own tolerance; the floor is positive; both ends of a range along which winners transfer
-    are problems of the op, with that range. The tensors that its backward names are there, and a reference that is to
-    be inlined reads no data. Over all its examples the tolerance must refuse results that were not computed: zeros, one
-    number everywhere, the output of a previous call.
+    reference's shapes, dtypes and strides, also for inputs that are not row-major; the reference computes in float64
+    where its arguments are, does not change them, and is accepted by its own tolerance; the floor is positive; both
+    ends of a range along which winners transfer are problems of the op, with that range. The tensors that its backward
+    names are there, and a reference that is to be inlined reads no data. Over all its examples the tolerance must
+    refuse results that were not computed: zeros, one number everywhere, the output of a previous call.
     """
     notes = Notes(f"op {op.name}")
     notes.failures += [(Place(), fault) for fault in _backward_faults(op)]
@@ -108,6 +114,8 @@ def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
             posed.traits.contiguous(op.parsed.names[0])  # raises where view() fails
         if kind == op.kinds[0]:
             yield from narrow_faults(op, values)
+            for layout in _LAYOUTS:
+                yield from (f"{layout} inputs: {fault}" for fault in _strided_faults(op, problem, layout))
         yield from (f"{kind} inputs: {fault}" for fault in _reference_faults(op, problem, values))
         yield from (f"{kind} inputs: {fault}" for fault in _inline_faults(op, values))
 
@@ -146,6 +154,29 @@ def _reference_faults(op: Op, problem: Problem, values: tuple[Any, ...]) -> list
         return [f"reference against fake: {fault}" for fault in faults]
     found = numerics.compare(op, problem, op.results(outputs, values), reference, own, before)
     return [] if found.ok else [f"its own reference is refused: {found.message}"]
+
+
+def _strided_faults(op: Op, problem: Problem, layout: PoisonedLayout) -> Iterator[str]:
+    """Outputs of the reference that are not those of the fake where inputs lie otherwise: a compiled call fails then.
+
+    Layouts that the op refuses, or that no tensor of this problem can have, are left out.
+    """
+    values = GivenInputs(op, problem, op.kinds[0], _CPU, layout).values
+    arguments = op.arguments(values)
+    if adds_nothing(layout, arguments.tensors.values()):
+        return
+    try:
+        op.pose(arguments, problem)
+    except InvalidArgumentError:
+        return
+    outputs = as_tuple(op.reference(*values))
+    specs = op.output_specs(arguments, _CPU.torch)
+    for (name, spec), output in zip(specs.items(), outputs, strict=True):
+        for fault in spec_faults(name, output, spec):
+            yield (
+                f"reference against fake: {fault}{at(op.reference)}: where the fake says row-major, end the reference"
+                " with .contiguous()"
+            )
 
 
 def _inline_faults(op: Op, values: tuple[Any, ...]) -> list[str]:

@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+import registry
 from registry.author_code import where_defined
 from registry.contract import Backward, Op, Tolerance
-from registry.contracts import BOX, EMBEDDING, RMS_NORM, SQUARE
+from registry.contracts import (
+    BOX,
+    EMBEDDING,
+    FUSED_LINEAR_CROSS_ENTROPY_BACKWARD,
+    FUSED_LINEAR_CROSS_ENTROPY_GRADIENTS,
+    RMS_NORM,
+    SQUARE,
+)
 from registry.correctness.reference_width import narrow_faults
 from registry.errors import CheckError, InvalidArgumentError
 from registry.problem import Arguments, Problem, Value
@@ -231,3 +239,25 @@ def test_a_reference_that_is_to_be_inlined_reads_no_data() -> None:
     assert check_op(inlined, problems=SMALL).ok
     with pytest.raises(CheckError, match="normal inputs: its reference cannot be inlined: without data it raises"):
         check_op(replace(inlined, reference=above), problems=SMALL)
+
+
+def test_a_reference_whose_outputs_lie_as_its_inputs_do_but_not_its_fakes_is_told() -> None:
+    """Where inputs are row-major both agree; a compiled call with others would fail."""
+    kept = registry.rows_op("own::same(Tensor x) -> Tensor y", lambda x: x + 1, fake=lambda x: x.new_empty(x.shape))
+    with pytest.raises(CheckError, match=r"transposed inputs: reference against fake: y has strides \(1, 3\)"):
+        check_op(kept, problems=[{"rows": 3, "cols": 40, "dtype": "float32"}])
+    check_op(
+        replace(kept, reference=lambda x: (x + 1).contiguous()),
+        problems=[{"rows": 3, "cols": 40, "dtype": "float32"}],
+    )
+
+
+def test_references_of_the_losses_gradients_are_row_major_whatever_their_inputs_are() -> None:
+    for op in (FUSED_LINEAR_CROSS_ENTROPY_BACKWARD, FUSED_LINEAR_CROSS_ENTROPY_GRADIENTS):
+        check_op(replace(op, kinds=op.kinds[:1]), problems=op.examples[:1])
+
+
+def test_infinite_inputs_do_not_make_a_reference_narrow() -> None:
+    x = torch.randn(64, 9, generator=torch.Generator().manual_seed(1))
+    x[::2, 3:] = -torch.inf
+    assert narrow_faults(replace(SQUARE, reference=lambda x: x.softmax(-1)), (x,)) == []
