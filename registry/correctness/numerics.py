@@ -93,7 +93,9 @@ def results_of(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         found = len(results) - len(op.parsed.results) + len(names)
         raise InvalidDefinitionError(
             f"op {op.name!r}: its reference returned {found or 'None, no'} output{'s' * (found > 1)}{at(op.reference)}",
-            hint=f"its schema names {len(names)}: {', '.join(names) or 'none, so that it returns None'}",
+            hint=f"its schema names {len(names)}: {', '.join(names)}"
+            if names
+            else "its schema names none: return None",
         )
     for name, result in zip(op.parsed.results, results, strict=True):
         if not isinstance(result, torch.Tensor):
