@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -50,8 +50,8 @@ def at_method(owner: object, name: str, fault: BaseException | None = None) -> s
     """`` (kernels.py:12)`` of method ``name`` of ``owner``, or of the line in it that raised ``fault``.
 
     A method that the class inherits from this package is not the author's: then it is the place of the class, or of the
-    ``author_function`` that the owner was made of. "" if the message of ``fault`` names a line of the class's file
-    already.
+    one of ``author_functions``, by the methods that call them, that the owner was made of. "" if the message of
+    ``fault`` names a line of the class's file already.
     """
     if fault is not None and any(shown(file, 0).removesuffix("0") in str(fault) for file in _author_files(owner)):
         return ""
@@ -60,7 +60,8 @@ def at_method(owner: object, name: str, fault: BaseException | None = None) -> s
     method = getattr(owner, name, None)
     code = _code(method)
     if code is None or code.co_filename.startswith(_OURS):
-        function = getattr(owner, "author_function", None)
+        functions = _functions(owner)
+        function = functions.get(name, functions.get("bind"))
         return at_class(type(owner)) if function is None else at(function)
     return _behind(where_defined(method))
 
@@ -94,6 +95,13 @@ def where_raised(fault: BaseException, *owners: object) -> str:
     return "" if place in str(fault) else _behind(place)
 
 
+def where_run_failed(fault: BaseException, implementation: object) -> str:
+    """`` (kernels.py:12)``: the line of the author that raised in a run, or that of a ``bind`` of other parameters."""
+    line = where_raised(fault, implementation)
+    never_entered = type(fault) is TypeError and ".bind()" in str(fault)
+    return line or (at_method(implementation, "bind", fault) if never_entered else "")
+
+
 def author_frame(fault: BaseException) -> traceback.FrameSummary | None:
     """The innermost frame of a fault in a file of neither this package, Python's library nor torch; None without one.
 
@@ -109,7 +117,13 @@ def author_frame(fault: BaseException) -> traceback.FrameSummary | None:
 
 
 def _author_files(owner: object) -> Iterable[str]:
-    return (file for file in _defining_files(owner) if not file.startswith(_OURS))
+    made_of = (file for function in _functions(owner).values() for file in _defining_files(function))
+    return (file for file in (*_defining_files(owner), *made_of) if not file.startswith(_OURS))
+
+
+def _functions(owner: object) -> Mapping[str, Any]:
+    """The functions of an author that ``owner`` is made of, by the methods that call them; empty for a class."""
+    return {} if isinstance(owner, type) else getattr(owner, "author_functions", {})
 
 
 def _defining_files(owner: object) -> Iterable[str]:

@@ -35,13 +35,19 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"did you mean {' or '.join(likely)}?" if likely else ""
 
 
+_MOST_NAMES = 80
+"""The most known names that a message lists: more than there are ops, fewer than a library has functions."""
+
+
 class UnknownNameError(RegistryError, LookupError):
     """The name of an op, implementation, dimension or attribute that does not exist; ``context`` says of what."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], context: str = "") -> None:
         names = sorted(known)
         hint = did_you_mean(name, names) if isinstance(name, str) else ""
-        hint = hint or f"known: {', '.join(names) or 'none'}"
+        more = len(names) - _MOST_NAMES
+        shown = ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+        hint = hint or f"known: {shown or 'none'}"
         super().__init__(f"unknown {kind} {name!r}{context and f' {context}'}", hint=hint)
         self.kind = kind
         self.name = name

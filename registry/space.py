@@ -69,6 +69,11 @@ class Space:
 
     def require(self, name: str, constraint: Constraint) -> Space:
         """This space with one more constraint; ``name`` says in words which condition must hold."""
+        if not isinstance(name, str) or not callable(constraint):
+            raise InvalidDefinitionError(
+                f"space: require({name!r:.60}, {constraint!r:.60})",
+                hint='expected words and a function: require("tiles fit", lambda config: config["BLOCK"] <= 128)',
+            )
         space = Space()
         space.domains, space.constraints = self.domains, {**self.constraints, name: constraint}
         return space

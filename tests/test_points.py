@@ -109,6 +109,12 @@ def test_a_fault_of_a_constraint_is_told(rule: Rule, fault: type[Exception]) -> 
         len(vast().require("wrong", rule).configs)
 
 
+@pytest.mark.parametrize(("name", "rule"), [(lambda config: True, "tiles fit"), ("tiles fit", True), (None, any)])
+def test_a_constraint_needs_words_and_a_function(name: Any, rule: Any) -> None:
+    with pytest.raises(InvalidDefinitionError, match=r"require\(.*\n  expected words and a function"):
+        vast().require(name, rule)
+
+
 class Vast(Implementation):
     """A million configurations."""
 

@@ -76,6 +76,8 @@ def arguments_of_other_kinds(op: Op, problem: Problem) -> tuple[Arguments, ...]:
 def _on_meta(op: Op, problem: Problem, kind: str) -> Arguments:
     with META, OnMeta():
         made = op.inputs(problem, kind, torch.Generator())
+    if isinstance(made, torch.Tensor):
+        raise TypeError("inputs() returned one tensor")  # with which no values pair; ``Op.draw`` tells the author
     # outside of the modes, through both of which each attribute of a tensor would pass
     return op.arguments(op.parsed.coerced(made)).mapped(lambda spec: replace(spec, device=_CPU))
 

@@ -181,6 +181,8 @@ class Schema:
     @classmethod
     def parse(cls, text: str) -> Schema:
         """Parse torch's schema language; raises InvalidDefinitionError with the reason and an example."""
+        if not isinstance(text, str):
+            raise InvalidDefinitionError(f"schema {text!r:.80} is no text", hint=_ALLOWED)
         for pattern, reason in _IN_TEXT.items():
             if found := re.search(pattern, text):
                 raise InvalidDefinitionError(f"schema {text!r}: {found[0]} is not possible: {reason}", hint=_ALLOWED)
@@ -290,10 +292,15 @@ def _not_parsed(text: str, told: str) -> InvalidDefinitionError:
     """The words of torch's parser, whose second line is the text and whose third points into it."""
     words = told.partition("\n")[0].removesuffix(" here:")
     pointer = next((line for line in told.splitlines() if line.endswith("<--- HERE")), "")
-    rest = text[pointer.index("~") :] if "~" in pointer else ""
+    place = pointer.index("~") if "~" in pointer else len(text)
+    rest = text[place:]
+    hint = f"expected e.g. 'softmax(Tensor x, int dim=-1) -> Tensor y'; {_ALLOWED}"
+    # torch points behind a default that it cannot read, and at the beginning of a type
+    if not words and (found := re.search(r"(\w+)\s*=\s*(\w+)\s*\Z", text[:place])):
+        words, rest = f"{found[1]} has the default {found[2]}, which torch does not know", ""
+        hint = "a default is a number, True, False, None of an optional argument, or a text in quotes"
     return InvalidDefinitionError(
-        f"schema {text!r}: {words or 'a type that torch does not know'}{rest and f' at {rest!r}'}",
-        hint=f"expected e.g. 'softmax(Tensor x, int dim=-1) -> Tensor y'; {_ALLOWED}",
+        f"schema {text!r}: {words or 'a type that torch does not know'}{rest and f' at {rest!r}'}", hint=hint
     )
 
 
@@ -354,6 +361,11 @@ def _parameter(text: str, argument: Any) -> Parameter:
         )
     default = argument.default_value if argument.has_default_value() else _REQUIRED
     default = tuple(default) if isinstance(default, list) else default
+    if default is None and not optional:
+        raise InvalidDefinitionError(
+            f"schema {text!r}: {argument.name} has the default None, which no {kind} is",
+            hint=f"write {kind}? {argument.name}=None where it may be left out",
+        )
     mutated = argument.alias_info is not None and argument.alias_info.is_write
     if mutated and (optional or kind == "Tensor[]"):
         raise InvalidDefinitionError(

@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from importlib import metadata
 from types import FunctionType, ModuleType
@@ -91,9 +91,14 @@ class LibraryFunction(Implementation):
         self._preference = preference
 
     @property
-    def author_function(self) -> Callable[..., Any] | None:
-        """The function, whose line messages show; None for a text, and for one whose source is not known."""
-        return self._fn if isinstance(_definition(self._fn), FunctionType) else None  # type: ignore[return-value]
+    def author_functions(self) -> Mapping[str, Callable[..., Any]]:
+        """The author's functions by the method that calls each; messages show their lines. Without texts."""
+        given = {"bind": self._fn, "unsupported": self._refuses}
+        return {
+            name: fn  # type: ignore[misc]
+            for name, fn in given.items()
+            if isinstance(_definition(fn), FunctionType)
+        }
 
     @property
     def definition(self) -> tuple[str, str]:
@@ -185,7 +190,7 @@ def _imported(name: str, text: str) -> Callable[..., Any]:
     except ImportError as fault:
         raise UnsupportedError(f"{name}: {module_name} cannot be imported: {fault}") from fault
     for part in path.split("."):
-        known = dir(found)
+        known = [name for name in dir(found) if not name.startswith("_")]
         found = getattr(found, part, None)
         if found is None:
             raise UnknownNameError(f"function of {module_name}", part, known)

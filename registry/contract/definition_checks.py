@@ -40,7 +40,7 @@ def check_definition(op: Op) -> None:
     """Raise InvalidDefinitionError for an op that no call could use; its sets of names are frozen before."""
     _check_dimensions(op)
     if not op.kinds:
-        raise InvalidDefinitionError(f"op {op.name!r}: no input kinds")
+        raise definition_fault(op, "no input kinds", 'name at least one kind of data that inputs() draws: ("normal",)')
     _check_tensors(op)
     for name, values in op.named_values.items():
         check_choices(op.name, name, values)
@@ -60,7 +60,8 @@ def check_tolerance(op: Op) -> None:
 
 def _check_dimensions(op: Op) -> None:
     if both := op.static & op.dynamic:
-        raise InvalidDefinitionError(f"op {op.name!r}: {sorted(both)} both static and dynamic")
+        hint = "a dimension is in one of static (of which choices and distributions are a part) and dynamic"
+        raise definition_fault(op, f"{sorted(both)} both static and dynamic", hint)
     if COUNT in op.static | op.dynamic:
         hint = "a shapes file says by that name how often a problem is called; take another"
         raise definition_fault(op, f"a dimension named {COUNT!r}", hint)

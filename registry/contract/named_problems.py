@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InvalidArgumentError, UnknownNameError
 from ..problem import Problem, Value, check_choice, check_positive, torch_dtype
+from .function_answers import refuse_verdict
 
 if TYPE_CHECKING:
     from .op import Op
@@ -35,5 +36,5 @@ def named_problem(op: Op, dims: Mapping[str, Value]) -> Problem:
         torch_dtype(str(given["dtype"]))
     problem = Problem(op.name, given)
     if op.check is not None:
-        op.check(problem)
+        refuse_verdict(op, "check", op.check(problem))
     return problem

@@ -18,6 +18,7 @@ from ..problem import Arguments, Problem, TensorSpec, Value, canonical_json
 from .canonical import OtherForms
 from .definition_checks import check_definition, check_name, check_tolerance, definition_fault
 from .fake import RowMajor, Rule
+from .function_answers import drawn_values
 from .gradient import Backward
 from .named_problems import named_problem
 from .outputs import Outputs, as_tuple, faked_specs
@@ -240,7 +241,7 @@ class Op:
 
     def draw(self, problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
         """``inputs`` as the values of a bound call: the schema's in order, coerced."""
-        return self.parsed.coerced(self.inputs(problem, kind, generator))
+        return drawn_values(self, self.inputs(problem, kind, generator))
 
     def pose(self, arguments: Arguments, like: Problem | None = None) -> Problem:
         """The problem that a call's arguments pose, with its traits. ``like`` gives the distributions of its data.

@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..arguments.traits import FamilyTraits
+from ..author_code import where_raised
+from ..errors import RegistryError
 from ..problem import Arguments, Problem, TensorSpec, Traits, Value, check_choice
 from .definition_checks import definition_fault
 
@@ -59,7 +63,14 @@ def _traits(op: Op, arguments: Arguments, told: Mapping[str, Any] | None) -> Tra
 
 def _viewed(op: Op, arguments: Arguments) -> Arguments:
     assert op.view is not None
-    found: Any = op.view(arguments)
+    try:
+        found: Any = op.view(arguments)
+    except RegistryError:
+        raise
+    except Exception as fault:
+        told = f"view() raised {type(fault).__name__}: {fault}"
+        hint = "it gets the arguments of a call, and returns registry.Arguments"
+        raise definition_fault(op, f"{told}{where_raised(fault, op.view)}", hint) from fault
     if not isinstance(found, Arguments):
         hint = "expected registry.Arguments: those that it was given, or e.g. arguments.mapped(...)"
         raise definition_fault(op, f"view() returned {found!r:.80}", hint, op.view)
@@ -88,9 +99,22 @@ def _check_dims(op: Op, dims: Any) -> None:
         )
     if {*op.static, *op.dynamic} != {*dims, *op.distributions}:
         wanted = ", ".join(sorted((op.static | op.dynamic) - op.distributions.keys()))
-        told, hint = f"problem() gives {', '.join(dims)}", f"its dimensions are {wanted}"
+        told, hint = f"problem() gives {', '.join(map(str, dims))}", f"its dimensions are {wanted}"
         raise definition_fault(op, told, hint, op.problem)
     for name, value in dims.items():
         if not isinstance(value, int | float | str):
             told = f"problem() gives {name} as {value!r:.80}, a {type(value).__name__}"
             raise definition_fault(op, told, "expected an int, float, str or bool, such as a dtype's name", op.problem)
+    _check_forms(op, dims)
+
+
+def _check_forms(op: Op, dims: Mapping[str, Value]) -> None:
+    """Raise InvalidDefinitionError for a dtype, or a dynamic dimension, that no shapes file could name."""
+    name = dims.get("dtype", "float32")
+    if not isinstance(getattr(torch, str(name), None), torch.dtype):
+        hint = "expected the name without its module: str(x.dtype).removeprefix('torch.')"
+        raise definition_fault(op, f"problem() gives dtype as {name!r}", hint, op.problem)
+    for size in op.dynamic:
+        if not isinstance(dims[size], int) or isinstance(dims[size], bool):
+            told = f"problem() gives {size} as {dims[size]!r:.80}, a {type(dims[size]).__name__}"
+            raise definition_fault(op, told, "expected an int, as of every dynamic dimension", op.problem)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ..author_code import at
+from ..errors import InvalidDefinitionError
 from ..problem import Problem
 
 
@@ -37,11 +39,29 @@ class Tolerance:
     atol: Mapping[str, float]
     scale: Callable[..., torch.Tensor]
 
+    def scaled(self, problem: Problem, reference: torch.Tensor, *values: Mapping[str, Any]) -> torch.Tensor:
+        """``scale`` of a result. Raises InvalidDefinitionError unless that is a tensor that broadcasts against it."""
+        given: Any = self.scale(problem, reference, *values)
+        if isinstance(given, torch.Tensor) and _broadcasts(given.shape, reference.shape):
+            return given
+        what = f"shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else f"{given!r:.80}"
+        raise InvalidDefinitionError(
+            f"op {problem.op!r}: scale of a tolerance returned {what} for a result of shape {tuple(reference.shape)}"
+            f"{at(self.scale)}",
+            hint="return a tensor that broadcasts against the result, e.g. reference.abs() + 1",
+        )
+
     @cached_property
     def by_values(self) -> bool:
         """Whether ``scale`` takes the call's arguments."""
         parameters = inspect.signature(self.scale).parameters.values()
         return sum(one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD} for one in parameters) > 2
+
+
+def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """True if a tensor of ``shape`` can be expanded to ``wanted``."""
+    pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    return len(shape) <= len(wanted) and all(size in {1, whole} for size, whole in pairs)
 
 
 NamedTensors = Mapping[str, torch.Tensor]

@@ -92,7 +92,7 @@ def _bounds_of_one(
     most_finite, size = largest_finite(dtype), magnitude([reference])
     tolerance = op.tolerance_of(name)
     if size <= most_finite and not tolerance.by_values:
-        found = [tolerance.scale(problem, piece.reference) for piece in pieces(low, reference)]
+        found = [tolerance.scaled(problem, piece.reference) for piece in pieces(low, reference)]
     else:
         found = list(map(scales(tolerance, problem, values, dtype, reference), pieces(low, reference)))
     most = largest([scale.max() for scale in found])

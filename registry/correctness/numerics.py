@@ -89,9 +89,13 @@ def results_of(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     fresh = with_tensors(values, torch.clone) if op.parsed.mutates else values
     results = op.results(op.reference(*fresh), fresh)
     if len(results) != len(op.parsed.results):
+        names = op.parsed.outputs
+        found = len(results) - len(op.parsed.results) + len(names)
         raise InvalidDefinitionError(
-            f"op {op.name!r}: its reference does not return {len(op.parsed.outputs)} outputs, as its schema says, but"
-            f" {len(results) - len(op.parsed.results) + len(op.parsed.outputs)}"
+            f"op {op.name!r}: its reference returned {found or 'None, no'} output{'s' * (found > 1)}{at(op.reference)}",
+            hint=f"its schema names {len(names)}: {', '.join(names)}"
+            if names
+            else "its schema names none: return None",
         )
     for name, result in zip(op.parsed.results, results, strict=True):
         if not isinstance(result, torch.Tensor):
@@ -286,8 +290,8 @@ def scales(
     if not dtype.is_floating_point:
         return lambda piece: torch.zeros((), dtype=torch.float64, device=piece.reference.device)
     if not tolerance.by_values:
-        return lambda piece: tolerance.scale(problem, finite(in_range(piece.reference, dtype)))
-    whole = tolerance.scale(problem, finite(in_range(reference, dtype)), values).expand(reference.shape).reshape(-1)
+        return lambda piece: tolerance.scaled(problem, finite(in_range(piece.reference, dtype)))
+    whole = tolerance.scaled(problem, finite(in_range(reference, dtype)), values).expand(reference.shape).reshape(-1)
 
     def of_piece(piece: Piece) -> torch.Tensor:
         return whole[piece.first : piece.first + piece.reference.numel()].view(piece.reference.shape)

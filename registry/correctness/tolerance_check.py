@@ -185,12 +185,18 @@ def _spots(
         for what in seen.found:
             if not (name in may_be_degenerate and seen.is_right(what)):
                 accepted.setdefault((what, name), []).append(dtype)
-    kinds = ", ".join(op.kinds)
     return [
         f"its {'compare' if name in op.compare else 'tolerance'} accepts {what} as {name} ({', '.join(dtypes)})"
-        f" on every kind of inputs ({kinds})"
+        f" on {_judged_kinds(op, what)}"
         for (what, name), dtypes in accepted.items()
     ]
+
+
+def _judged_kinds(op: Op, what: str) -> str:
+    """The kinds of inputs on which ``what`` was judged: old results on the first alone, see ``_look``."""
+    if what in {PREVIOUS, UNCHANGED}:
+        return f"the kind of inputs that is timed, the first ({op.kinds[0]})"
+    return f"every kind of inputs ({', '.join(op.kinds)})"
 
 
 def _look(

@@ -300,7 +300,9 @@ class Catalog:
         attach(plugin, lambda: import_file(file), self._inventory.manager, api_optional=True)
         if not plugin.hooks and self.generation == before:
             raise PluginError(
-                "it registers nothing", hint='mark a function with @registry.implements("softmax") that returns a list'
+                "it registers nothing",
+                hint="mark a function that returns a list: with @registry.defines one of ops, with"
+                ' @registry.implements("softmax") one of implementations',
             )
         inventory = self._inventory
         for hook in plugin.hooks.get(DEFINES, ()):

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..arguments.schema import tensors_in
 from ..contract import Op
+from ..contract.function_answers import refuse_verdict
 from ..errors import InvalidArgumentError
 from .call_answers import Asked
 from .torch_side.states import nothing_to_launch
@@ -35,7 +36,7 @@ def refuse_wrong_data(op: Op, values: tuple[Any, ...]) -> None:
     Then the plan is not at fault. On another device an index beyond a table's end raises nothing at the call.
     """
     if op.check_data is not None and all(tensor.device.type == "cpu" for tensor in tensors_in(values)):
-        op.check_data(dict(zip(op.parsed.names, values, strict=True)))
+        refuse_verdict(op, "check_data", op.check_data(dict(zip(op.parsed.names, values, strict=True))))
 
 
 def data_check(op: Op) -> DataCheck | None:
@@ -58,6 +59,6 @@ def data_check(op: Op) -> DataCheck | None:
         if nothing_to_launch([tensor for tensor in asked.tensors if tensor.numel()]) or asked.problem is None:
             return
         named: dict[str, Any] = dict(zip(op.parsed.names, asked.values, strict=True))
-        check_data(named)
+        refuse_verdict(op, "check_data", check_data(named))
 
     return check

@@ -175,15 +175,17 @@ def _faults_of_other_size(
     def inputs(problem: Problem) -> GivenInputs:
         return GivenInputs(op, problem, op.kinds[0], device, layout)
 
+    author = candidate.implementation
+
     def faults(plan: Plan) -> list[str]:
-        return list(guarded(run_faults(plan, inputs(other.problem), 0))) or list(
-            guarded(call_faults(plan, inputs(other.problem)))
+        return list(guarded(run_faults(plan, inputs(other.problem), 0), author)) or list(
+            guarded(call_faults(plan, inputs(other.problem)), author)
         )
 
     home = bound_by_call(op, candidate, other.home, op.arguments(inputs(other.home).values), device)
     arguments = op.arguments(inputs(other.problem).values)
     problem = op.pose(arguments, other.problem)
-    yield from guarded(run_faults(home, inputs(other.home), 0))
+    yield from guarded(run_faults(home, inputs(other.home), 0), author)
     there = at_other_size(home, problem, arguments, device)
     # where a call of an untuned size runs other code than a tuned one, that is the code of another size
     found = faults(there or build(op, candidate, problem, arguments, device, untuned=True))

@@ -8,18 +8,26 @@ from typing import Any
 import torch
 
 from ..arguments.schema import tensors_in, with_tensors
+from ..author_code import at, where_raised
 from ..contract import Floor, Op, as_tuple, checked_range
 from ..correctness import numerics
 from ..correctness.bits import all_same
-from ..correctness.output_faults import output_faults
+from ..correctness.output_faults import output_faults, spec_faults
+from ..correctness.poisoned_layouts import PoisonedLayout, adds_nothing
+from ..correctness.reference_width import narrow_faults
 from ..correctness.tolerance_check import blind_spots
+from ..device import Device
 from ..discovery.backward_check import check_declaration
 from ..dispatch.torch_side.reference_gradient import reference_gradient
-from ..errors import InvalidArgumentError, InvalidDefinitionError
+from ..errors import InvalidArgumentError, InvalidDefinitionError, RegistryError
 from ..folding import Place
 from ..problem import Problem, Value
-from .given_inputs import SEED
+from .given_inputs import SEED, GivenInputs
 from .reports import Notes, Report, guarded
+
+_CPU = Device.of("cpu")
+_LAYOUTS: tuple[PoisonedLayout, ...] = ("sliced", "transposed", "strided")
+"""Layouts of inputs in which the outputs' strides may follow theirs."""
 
 
 def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None = None) -> Report:
@@ -27,19 +35,21 @@ def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None
 
     On ``problems`` (the op's examples when not given) and every kind of inputs: the inputs fit the schema, pose the
     problem again, are reproducible, and have the same dtypes and absent arguments in every kind; the fake has the
-    reference's shapes, dtypes and strides; the reference does not change its arguments, and is accepted by its own
-    tolerance; the floor is positive; both ends of a range along which winners transfer are problems of the op, with
-    that range. The tensors that its backward names are there, and a reference that is to be inlined reads no data. Over
-    all its examples the tolerance must refuse results that were not computed: zeros, one number everywhere, the output
-    of a previous call.
+    reference's shapes, dtypes and strides, also for inputs that are not row-major; the reference computes in float64
+    where its arguments are, does not change them, and is accepted by its own tolerance; the floor is positive; both
+    ends of a range along which winners transfer are problems of the op, with that range. The tensors that its backward
+    names are there, and a reference that is to be inlined reads no data. Over all its examples the tolerance must
+    refuse results that were not computed: zeros, one number everywhere, the output of a previous call.
     """
     notes = Notes(f"op {op.name}")
     notes.failures += [(Place(), fault) for fault in _backward_faults(op)]
-    checked = _named(op, problems)
-    authors = (op.reference, op.fake, op.inputs, op.problem, op.floor)
+    checked = list(_examples(op, notes)) if problems is None else _named(op, problems)
+    scales = (each.scale for each in (op.tolerance, *op.tolerances.values()))
+    authors = (op.reference, op.fake, op.inputs, op.problem, op.floor, *scales, *op.compare.values())
     for problem in checked:
         notes.add(Place(str(problem), str(problem)), guarded(_op_faults(op, problem), *authors))
-    notes.failures += [(Place(), spot) for spot in blind_spots(op, _named(op, None) or checked)]
+    examples = checked if problems is None else list(_examples(op, Notes("")))
+    notes.failures += [(Place(), spot) for spot in blind_spots(op, examples or checked)]
     return notes.report()
 
 
@@ -51,10 +61,23 @@ def _backward_faults(op: Op) -> list[str]:
     return []
 
 
-def _named(op: Op, given: Sequence[Problem | Mapping[str, Value]] | None) -> list[Problem]:
+def _named(op: Op, given: Sequence[Problem | Mapping[str, Value]]) -> list[Problem]:
     """The problems by dimensions alone, without their inputs: ``check_op`` checks that inputs pose them."""
-    given = op.examples if given is None else given
     return [each if isinstance(each, Problem) else op.named(each) for each in given]
+
+
+def _examples(op: Op, notes: Notes) -> Iterator[Problem]:
+    """The problems of the op's examples; ``notes`` gets the fault of each that is none."""
+    for place, dims in enumerate(op.examples):
+        try:
+            yield op.named(dims)
+        except Exception as fault:
+            told = _told(fault) if isinstance(fault, RegistryError) else f"{type(fault).__name__}: {fault}"
+            notes.failures.append((Place(), f"examples[{place}], {dict(dims)}: {told}{where_raised(fault, op.check)}"))
+
+
+def _told(fault: RegistryError) -> str:
+    return f"{fault.message}{fault.hint and f' ({fault.hint})'}"
 
 
 def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
@@ -69,7 +92,10 @@ def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
     for kind in op.kinds:
         values, again = (op.draw(problem, kind, torch.Generator().manual_seed(SEED)) for _ in range(2))
         if not all_same(tensors_in(values), tensors_in(again)):
-            yield f"{kind} inputs: two generators with one seed make different inputs"
+            yield (
+                f"{kind} inputs: two generators with one seed make different inputs{at(op.inputs)}: draw by the"
+                " generator that inputs() is given, torch.randn(..., generator=generator)"
+            )
         forms = dict(zip(op.parsed.names, map(_form, values), strict=True))
         first = first or forms
         for name in (name for name, form in forms.items() if form != first[name]):
@@ -81,8 +107,15 @@ def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
         for name in (name for name in sorted(op.dynamic) if type(posed.dims[name]) is not int):
             yield f"problem() gives {name} as {posed.dims[name]!r:.80}, expected an int, as of every dynamic dimension"
         if posed != problem:
-            yield f"{kind} inputs: they pose {posed}"
+            apart = [f"{name} {posed.dims[name]!r}" for name in problem.dims if posed.dims[name] != problem.dims[name]]
+            yield f"{kind} inputs: they pose {posed}, that is {', '.join(apart)}{at(op.inputs)}"
             continue
+        if op.view is not None:
+            posed.traits.contiguous(op.parsed.names[0])  # raises where view() fails
+        if kind == op.kinds[0]:
+            yield from narrow_faults(op, values)
+            for layout in _LAYOUTS:
+                yield from (f"{layout} inputs: {fault}" for fault in _strided_faults(op, problem, layout))
         yield from (f"{kind} inputs: {fault}" for fault in _reference_faults(op, problem, values))
         yield from (f"{kind} inputs: {fault}" for fault in _inline_faults(op, values))
 
@@ -121,6 +154,29 @@ def _reference_faults(op: Op, problem: Problem, values: tuple[Any, ...]) -> list
         return [f"reference against fake: {fault}" for fault in faults]
     found = numerics.compare(op, problem, op.results(outputs, values), reference, own, before)
     return [] if found.ok else [f"its own reference is refused: {found.message}"]
+
+
+def _strided_faults(op: Op, problem: Problem, layout: PoisonedLayout) -> Iterator[str]:
+    """Outputs of the reference that are not those of the fake where inputs lie otherwise: a compiled call fails then.
+
+    Layouts that the op refuses, or that no tensor of this problem can have, are left out.
+    """
+    values = GivenInputs(op, problem, op.kinds[0], _CPU, layout).values
+    arguments = op.arguments(values)
+    if adds_nothing(layout, arguments.tensors.values()):
+        return
+    try:
+        op.pose(arguments, problem)
+    except InvalidArgumentError:
+        return
+    outputs = as_tuple(op.reference(*values))
+    specs = op.output_specs(arguments, _CPU.torch)
+    for (name, spec), output in zip(specs.items(), outputs, strict=True):
+        for fault in spec_faults(name, output, spec):
+            yield (
+                f"reference against fake: {fault}{at(op.reference)}: where the fake says row-major, end the reference"
+                " with .contiguous()"
+            )
 
 
 def _inline_faults(op: Op, values: tuple[Any, ...]) -> list[str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..author_code import where_raised
+from ..author_code import where_raised, where_run_failed
 from ..correctness.poisoned_layouts import LAYOUTS
 from ..errors import CheckError, RegistryError
 from ..folding import Place, folded, kind_of
+
+_LINE = re.compile(r"\.py:\d")
+"""A line of an author's file in a message."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,10 @@ def guarded(faults: Iterator[str], *authors: object) -> Iterator[str]:
     try:
         yield from faults
     except RegistryError as fault:
-        yield f"{fault.message}{fault.hint and f' ({fault.hint})'}"
+        told = f"{fault.message}{fault.hint and f' ({fault.hint})'}"
+        yield told if _LINE.search(told) else f"{told}{where_raised(fault, *authors)}"
     except Exception as fault:
-        line = where_raised(fault, *authors)
+        line = where_raised(fault, *authors) or "".join(where_run_failed(fault, one) for one in authors[:1])
         yield f"raised {type(fault).__name__}: {str(fault).strip() or 'no message'}{line}"
 
 

@@ -20,6 +20,8 @@ from ..dispatch.plans.two_threads import results_of_two_threads
 from ..implementation import Tensors
 from .given_inputs import SEED, GivenInputs
 
+_STRIDES_REMEDY = ", as the op's fake says: return it so (.contiguous() makes it row-major), or refuse such inputs"
+
 
 class Expected:
     """The right results for the values of a call; make it before the call, which may mutate its values."""
@@ -52,7 +54,7 @@ def run_faults(plan: Plan, given: GivenInputs, start: int) -> Iterator[str]:
     prepared = [(tensor, tensor.clone()) for tensor in extended[len(values) :]]
     outputs = plan.checked_run(outputs, extended, held)
     if faults := output_faults(outputs, plan.signature.outputs, values):
-        yield from faults
+        yield from (f"{fault}{_STRIDES_REMEDY if 'has strides' in fault else ''}" for fault in faults)
         return
     if not all(bool(each.untouched()) for each in into):
         yield "it writes outside its outputs"

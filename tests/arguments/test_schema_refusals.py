@@ -23,11 +23,18 @@ REFUSED = {
     "f.over(Tensor x) -> Tensor y": ("f.over names an overload, and an op has none", "write f(...)"),
     "f(Tensor x, float eps=1e400) -> Tensor y": ("a default does not fit in 64 bits", "an int64 or a float64"),
     "f(Tensor x, int n=99999999999999999999) -> Tensor y": ("a default does not fit in 64 bits", "without a default"),
+    "f(Tensor x, bool t=true) -> Tensor y": ("t has the default true, which torch does not know", "True, False, None"),
+    "f(Tensor x, str s=abc, int n=1) -> Tensor y": ("s has the default abc, which torch", "or a text in quotes"),
+    "f(Tensor x=None) -> Tensor y": ("x has the default None, which no Tensor is", "write Tensor? x=None where"),
+    "f(Tensor x, int n=None) -> Tensor y": ("n has the default None, which no int is", "write int? n=None where"),
     "f(Tensor x) -> Dict d": ("at 'd'", "expected e.g."),
 }
 
 
-ALLOWED = ["f(Tensor(a!) x, Tensor(b!) z) -> ()", "f(Tensor(a) x, Tensor(a) z) -> Tensor y"]
+ALLOWED = [
+    "f(Tensor(a!) x, Tensor(b!) z) -> ()",
+    "f(Tensor(a) x, Tensor(a) z) -> Tensor y",
+]
 
 
 @pytest.mark.parametrize("text", ALLOWED)
@@ -44,3 +51,8 @@ def test_a_schema_is_refused_with_the_reason_and_the_remedy(text: str) -> None:
     assert reason in raised.value.message
     assert remedy in raised.value.hint
     assert "HERE" not in str(raised.value)
+
+
+def test_defaults_that_torch_knows_are_allowed() -> None:
+    parsed = Schema.parse("f(Tensor x, Tensor? z=None, int? n=None, bool t=True, str s='abc') -> Tensor y")
+    assert [one.default for one in parsed.parameters[1:]] == [None, None, True, "abc"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +15,13 @@ import torch
 
 import registry
 from registry import Device, Implementation, Problem, implementation_of
+from registry.author_code import shown
 from registry.backends import library_function
 from registry.contracts import RMS_NORM, SOFTMAX, SQUARE
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
-from registry.errors import InvalidDefinitionError, UnknownNameError, UnsupportedError
+from registry.dispatch.warning import DispatchWarning
+from registry.errors import CheckError, InvalidDefinitionError, UnknownNameError, UnsupportedError
 from registry.testing import check_implementation
 from registry.tuner.planning.problems import plan
 from registry.tuner.workers.preloading import preloads_of
@@ -207,3 +210,61 @@ def test_what_its_library_imports_for_seconds_is_wanted_before_processes_are_for
     catalog.register(implementation_of("square", "mine.torch", "torch:square", preloads=preloads))
     plans = plan([problem()], catalog, CPU, ["mine.torch"])
     assert preloads_of(plans) == [("colorsys",)]
+
+
+def raising(x: torch.Tensor) -> torch.Tensor:
+    raise ZeroDivisionError("division by zero")
+
+
+def refusing(problem: Problem, device: Device) -> Iterator[str]:
+    yield f"{problem.rows} rows"
+
+
+def line_of(function: Callable[..., Any], further: int) -> str:
+    return f"({shown(__file__, function.__code__.co_firstlineno + further)})"
+
+
+def test_a_function_that_raises_is_told_with_its_line_by_the_check_and_by_a_call(dispatcher: Dispatcher) -> None:
+    mine = implementation_of("square", "mine.f", raising, any_size=True, preference=99.0)
+    with pytest.raises(CheckError) as raised:
+        check_implementation(mine, SQUARE, device="cpu", problems=[problem()])
+    failures = [line for line in str(raised.value).splitlines() if "failed: " in line]
+    assert failures
+    assert all(line_of(raising, 1) in line for line in failures)
+    dispatcher.register(mine)
+    x = torch.randn(100)
+    with pytest.warns(DispatchWarning, match=re.escape(f"division by zero {line_of(raising, 1)}")):
+        close(dispatcher.call("square", x), x * x)
+
+
+def test_limits_that_raise_are_told_with_their_own_line(dispatcher: Dispatcher) -> None:
+    """Not with that of the function that they limit."""
+    dispatcher.register(implementation_of("square", "mine.f", torch.square, unsupported=refusing, preference=99.0))
+    told = f"no dimension 'rows'; it has ['n', 'dtype'] {line_of(refusing, 1)}"
+    with pytest.warns(DispatchWarning, match=re.escape(told)):
+        dispatcher.call("square", torch.randn(100))
+
+
+def test_a_misspelt_function_of_a_large_module_is_told_in_some_lines() -> None:
+    with pytest.raises(UnknownNameError) as raised:
+        library_function._imported("mine.f", "torch:zzqqzzqqzz")
+    assert len(str(raised.value)) < 3000
+    assert "_" not in {name[0] for name in str(raised.value).partition("known: ")[2].split(", ")}
+    assert re.search(r" and \d+ more$", str(raised.value))
+
+
+class OtherBind(Implementation):
+    op, name = "square", "mine.bind"
+    device_types = frozenset({"cpu"})
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        return 99.0
+
+    def bind(self, problem: Problem, config: Any, device: Device) -> Any:  # type: ignore[override]
+        return None
+
+
+def test_a_bind_of_other_parameters_is_told_with_its_line(dispatcher: Dispatcher) -> None:
+    dispatcher.register(OtherBind())
+    with pytest.warns(DispatchWarning, match=re.escape(f"but 5 were given {line_of(OtherBind.bind, 0)}")):
+        dispatcher.call("square", torch.randn(100))

@@ -17,7 +17,7 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch.data_checks import checking
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.torch_side import operators
-from registry.errors import InvalidArgumentError, OutOfRangeError
+from registry.errors import InvalidArgumentError, InvalidDefinitionError, OutOfRangeError
 
 READ: list[Mapping[str, Any]] = []
 """The values of each check of ``test::root``."""
@@ -55,6 +55,18 @@ def test_one_asks_for_checks_and_anything_but_0_is_an_error() -> None:
     assert not any(map(checking, ({}, {"KERNEL_REGISTRY_CHECK": ""}, {"KERNEL_REGISTRY_CHECK": "0"})))
     with pytest.raises(InvalidArgumentError, match="KERNEL_REGISTRY_CHECK='yes'\n  expected 1"):
         checking({"KERNEL_REGISTRY_CHECK": "yes"})
+
+
+def accepts(values: Mapping[str, Any]) -> Any:
+    return True
+
+
+def test_a_check_that_returns_a_verdict_is_told(dispatcher: Dispatcher) -> None:
+    """A call looks at what it raises alone: it would check nothing."""
+    verdict = rows_op("test::verdict(Tensor x) -> Tensor y", torch.sqrt, check_data=accepts)
+    dispatcher.define(verdict)
+    with pytest.raises(InvalidDefinitionError, match=r"check_data\(\) returned True \(.*test_data_checks\.py:"):
+        dispatcher.call("test::verdict", torch.ones(2, 3))
 
 
 @pytest.mark.parametrize("dispatcher", ["", "0"], indirect=True)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+import registry
+from registry.author_code import where_defined
 from registry.contract import Backward, Op, Tolerance
-from registry.contracts import BOX, EMBEDDING, RMS_NORM, SQUARE
+from registry.contracts import (
+    BOX,
+    EMBEDDING,
+    FUSED_LINEAR_CROSS_ENTROPY_BACKWARD,
+    FUSED_LINEAR_CROSS_ENTROPY_GRADIENTS,
+    RMS_NORM,
+    SQUARE,
+)
+from registry.correctness.reference_width import narrow_faults
 from registry.errors import CheckError, InvalidArgumentError
-from registry.problem import Problem, Value
+from registry.problem import Arguments, Problem, Value
 from registry.testing import check_op
 
 from ..covering import covering
@@ -98,6 +109,23 @@ def unseeded(problem: Problem, kind: str, generator: torch.Generator) -> tuple[t
     return (torch.randn(problem.n),)
 
 
+def dims(arguments: Arguments) -> dict[str, Value]:
+    x = arguments.tensor("x")
+    return {"n": x.numel, "dtype": str(x.dtype).removeprefix("torch.")}
+
+
+def as_torch_names(arguments: Arguments) -> dict[str, Value]:
+    return {**dims(arguments), "dtype": str(arguments.tensor("x").dtype)}
+
+
+HERE = where_defined(dims).rpartition(":")[0]
+"""This file, as messages name it."""
+
+
+def scaled(scale: Callable[..., Any]) -> Tolerance:
+    return replace(SQUARE.tolerance, scale=scale)
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -106,14 +134,82 @@ def unseeded(problem: Problem, kind: str, generator: torch.Generator) -> tuple[t
         ({"tolerance": LOOSE}, "its tolerance accepts an all-zero output"),
         ({"inputs": other_dtype}, "they pose square(n=7, dtype=float16)"),
         ({"inputs": unseeded}, "two generators with one seed make different inputs"),
-        ({"inputs": lambda problem, kind, generator: (1, 2)}, "2 values given, expected 1"),
+        ({"inputs": lambda problem, kind, generator: (1, 2)}, "inputs() returned 2 values, expected 1"),
         ({"floor": lambda problem: SQUARE.floor(problem).__class__(0, 0)}, "bytes must be positive"),
+        ({"inputs": lambda problem, kind, generator: torch.ones(problem.n)}, f"inputs() returned a Tensor ({HERE}:"),
+        ({"inputs": lambda problem, kind, generator: None}, f"inputs() returned a NoneType ({HERE}:"),
+        ({"inputs": lambda problem, kind, generator: ("x",)}, "inputs() returned what the op does not take: square: x"),
+        ({"reference": lambda x: None}, f"its reference returned None, no output ({HERE}:"),
+        ({"reference": lambda x: (x * x, x)}, f"its reference returned 2 outputs ({HERE}:"),
+        ({"problem": as_torch_names}, f"problem() gives dtype as 'torch.float32' ({HERE}:"),
+        ({"problem": lambda arguments: {**dims(arguments), "n": 7.0}}, f"problem() gives n as 7.0, a float ({HERE}:"),
+        ({"problem": lambda arguments: {"n": arguments.integer("x")}}, "x must be an int, got TensorSpec"),
+        ({"tolerance": scaled(lambda problem, y: 1.0)}, "scale of a tolerance returned 1.0 for a result of shape (7,)"),
+        ({"tolerance": scaled(lambda problem, y: torch.ones(5))}, "returned shape (5,) for a result of shape (7,)"),
+        ({"tolerance": scaled(lambda problem, y, values: None)}, "returned None for a result of shape (7,)"),
+        ({"view": lambda arguments: arguments.moved(0, 1)}, "view() raised AttributeError: 'Arguments' object"),
     ],
 )
 def test_a_contract_that_contradicts_itself_is_refused(change: dict[str, Any], expected: str) -> None:
     with pytest.raises(CheckError) as raised:
         check_op(replace(SQUARE, kinds=("normal",), **change), problems=SMALL)
     assert expected in str(raised.value)
+
+
+def test_every_fault_of_a_contract_is_told_with_a_line_of_the_author() -> None:
+    """Also one of an accessor, whose own message knows no line."""
+    with pytest.raises(CheckError, match=rf"did you mean x\?\) \({HERE}:\d+\)"):
+        check_op(replace(SQUARE, problem=lambda arguments: {"n": arguments.tensor("xx").numel}), problems=SMALL)
+
+
+@pytest.mark.parametrize(
+    ("example", "told"),
+    [
+        ({"m": 3, "dtype": "float32"}, "unknown dimension of square 'm'"),
+        ({"n": 3, "dtype": "float23"}, "'float23' is not a torch dtype (expected e.g. float32"),
+        ({"n": 3}, "dimensions missing: dtype"),
+    ],
+)
+def test_an_example_that_is_no_problem_is_told_and_the_others_are_checked(example: Any, told: str) -> None:
+    with pytest.raises(CheckError) as raised:
+        check_op(replace(SQUARE, kinds=("normal",), examples=(*SMALL, example)))
+    assert f"examples[{len(SMALL)}], {example}: " in str(raised.value)
+    assert told in str(raised.value)
+    assert f"{len(SMALL)} checked" in str(raised.value)
+
+
+@pytest.mark.parametrize("verdict", [False, True, "a reason", iter(())])
+def test_a_check_that_returns_a_verdict_is_told(verdict: Any) -> None:
+    """The host looks at what it raises alone: nothing would ever be refused."""
+    with pytest.raises(CheckError, match=r"check\(\) returned .*raise registry\.InvalidArgumentError"):
+        check_op(replace(SQUARE, kinds=("normal",), examples=SMALL, check=lambda problem: verdict))
+
+
+@pytest.mark.parametrize("narrow", [lambda x: (x.float() ** 2).to(x.dtype), lambda x: (x.half() ** 2).to(x.dtype)])
+def test_a_reference_that_computes_in_less_than_float64_is_told(narrow: Callable[..., torch.Tensor]) -> None:
+    """Kernels would be judged by a reference of their own precision."""
+    loose = replace(SQUARE.tolerance, rtol=dict.fromkeys(SQUARE.tolerance.rtol, 1e-2))
+    with pytest.raises(CheckError, match=rf"computes y in less than float64 .*{HERE}:\d+"):
+        check_op(replace(SQUARE, kinds=("normal",), reference=narrow, tolerance=loose), problems=SMALL)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        torch.sign,
+        torch.relu,
+        lambda x: x.round(),
+        lambda x: (x * 127).round() / 127,
+        torch.zeros_like,
+        lambda x: x.to(torch.bfloat16).to(x.dtype),
+        lambda x: x.sum(-1, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype),
+        lambda x: (x * x).to(torch.float32),
+        lambda x: x.argmax(-1),
+    ],
+)
+def test_a_reference_of_few_values_or_of_another_dtype_is_not_called_narrow(reference: Any) -> None:
+    x = torch.randn(64, 9, generator=torch.Generator().manual_seed(1))
+    assert narrow_faults(replace(SQUARE, reference=reference), (x,)) == []
 
 
 def test_kinds_of_inputs_that_a_plan_is_bound_apart_for_are_refused() -> None:
@@ -143,3 +239,25 @@ def test_a_reference_that_is_to_be_inlined_reads_no_data() -> None:
     assert check_op(inlined, problems=SMALL).ok
     with pytest.raises(CheckError, match="normal inputs: its reference cannot be inlined: without data it raises"):
         check_op(replace(inlined, reference=above), problems=SMALL)
+
+
+def test_a_reference_whose_outputs_lie_as_its_inputs_do_but_not_its_fakes_is_told() -> None:
+    """Where inputs are row-major both agree; a compiled call with others would fail."""
+    kept = registry.rows_op("own::same(Tensor x) -> Tensor y", lambda x: x + 1, fake=lambda x: x.new_empty(x.shape))
+    with pytest.raises(CheckError, match=r"transposed inputs: reference against fake: y has strides \(1, 3\)"):
+        check_op(kept, problems=[{"rows": 3, "cols": 40, "dtype": "float32"}])
+    check_op(
+        replace(kept, reference=lambda x: (x + 1).contiguous()),
+        problems=[{"rows": 3, "cols": 40, "dtype": "float32"}],
+    )
+
+
+def test_references_of_the_losses_gradients_are_row_major_whatever_their_inputs_are() -> None:
+    for op in (FUSED_LINEAR_CROSS_ENTROPY_BACKWARD, FUSED_LINEAR_CROSS_ENTROPY_GRADIENTS):
+        check_op(replace(op, kinds=op.kinds[:1]), problems=op.examples[:1])
+
+
+def test_infinite_inputs_do_not_make_a_reference_narrow() -> None:
+    x = torch.randn(64, 9, generator=torch.Generator().manual_seed(1))
+    x[::2, 3:] = -torch.inf
+    assert narrow_faults(replace(SQUARE, reference=lambda x: x.softmax(-1)), (x,)) == []

@@ -142,7 +142,8 @@ class CppImplementation(Implementation):
             return "i"
         if isinstance(value, float):
             return "d"
-        raise launch.fault(f"argument {argument!r} is a {type(value).__name__}", "expected a tensor or a number")
+        hint = "expected the name of a tensor, as text, or a number"
+        raise launch.fault(f"argument {argument!r} is a {type(value).__name__}", hint)
 
 
 @lru_cache(maxsize=1)

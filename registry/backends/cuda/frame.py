@@ -158,7 +158,8 @@ def kind_of(launch: Launch, argument: Any, signature: Signature) -> tuple[str, i
         if value is None or isinstance(value, TensorSpec):
             return "Q", 8
     if type(value) not in _NUMBERS:
-        raise launch.fault(f"argument {argument!r} is a {type(value).__name__}", "expected a tensor or a number")
+        hint = "expected the name of a tensor, as text, or a number"
+        raise launch.fault(f"argument {argument!r} is a {type(value).__name__}", hint)
     return _NUMBERS[type(value)]
 
 

@@ -55,7 +55,7 @@ def fused_linear_cross_entropy_backward_reference(  # noqa: PLR0913, PLR0917  (a
     slope = row_factors(grad_loss, targets, reduction)
     kept_x = x.to(wide).masked_fill(~targets.kept[:, None], 0.0)
     turned, offset = weight.to(wide), None if bias is None else bias.to(wide)
-    grad_x, grad_weight, grad_bias = (torch.zeros_like(each) for each in (kept_x, turned, turned[:, 0]))
+    grad_x, grad_weight, grad_bias = (each.new_zeros(each.shape) for each in (kept_x, turned, turned[:, 0]))
     for rows in row_spans(x.shape[0], cols):
         logits = torch.nn.functional.linear(kept_x[rows], turned, offset)
         given = (slope[rows], logits, target[rows], None, lse[rows], ignore_index, "none", label_smoothing)

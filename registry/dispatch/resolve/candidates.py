@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...author_code import where_raised
+from ...author_code import where_run_failed
 from ...contract import Op
 from ...device import Device
 from ...discovery.catalog import Catalog
@@ -256,7 +256,7 @@ class Plans:
         if forced is not None:
             if out_of_memory(fault) or isinstance(fault, RegistryError):
                 raise fault
-            line = where_raised(fault, candidate.implementation)
+            line = where_run_failed(fault, candidate.implementation)
             raise UnsupportedError(f"{candidate} failed: {type(fault).__name__}: {fault}{line}") from fault
         if isinstance(fault, NotReadyError):
             return f"{candidate} was not ready: {fault.message}"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from ...author_code import where_raised
+from ...author_code import where_run_failed
 from ...errors import RegistryError, in_a_line
 from ...faults.device_faults import out_of_memory
 from ...forking import renewed_in_child
@@ -53,7 +53,7 @@ class Failures:
         It is tried again after a pause if it ran out of memory. Warns in any case, and returns the reason.
         """
         remedy = f" ({' '.join(fault.hint.split())})" if isinstance(fault, RegistryError) and fault.hint else ""
-        reason = f"{in_a_line(fault)}{remedy}{where_raised(fault, candidate.implementation)}"
+        reason = f"{in_a_line(fault)}{remedy}{where_run_failed(fault, candidate.implementation)}"
         failure, told = FailedCandidate(reason), f"{op}: {candidate} failed and is put aside"
         with self._lock:
             if out_of_memory(fault):

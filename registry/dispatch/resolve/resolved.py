@@ -81,7 +81,8 @@ class Resolved:
         """An error about what the implementation returned, with the line of its code."""
         assert self.plan is not None
         place = at_method(self.plan.candidate.implementation, "bind")
-        return RegistryError(f"{self.plan.candidate} {told}{place}", hint="the op's fake says what the outputs are")
+        hint = "the op's fake says what the outputs are, and .contiguous() makes one row-major"
+        return RegistryError(f"{self.plan.candidate} {told}{place}", hint=hint)
 
 
 class ResizedAnswer(Resolved):

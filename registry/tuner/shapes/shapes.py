@@ -107,7 +107,8 @@ class _File:
             if name not in known:
                 unknown = UnknownNameError("op", name, known)
                 vendor, stranger, _ = name.partition("::")
-                hint = f"is the plugin of {vendor} installed? `registry plugins` lists what is" if stranger else ""
+                absent = stranger and not any(other.startswith(f"{vendor}::") for other in known)
+                hint = f"is the plugin of {vendor} installed? `registry plugins` lists what is" if absent else ""
                 raise self._fault((name,), unknown.message, hint or unknown.hint)
         return {name: self._checked(known[name], entries) for name, entries in data.items()}
 

@@ -215,6 +215,20 @@ def test_the_same_entry_many_times_over_is_bounded_too(load: Load, monkeypatch: 
     assert "line 2, softmax[1]: more than 1000 problems" in fault_of(load, text)
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("acme::row_smu", "mean acme::row_sum"), ("acne::row_sum", "the plugin of acne installed")],
+)
+def test_a_misspelt_op_of_a_vendor_that_is_there_is_no_missing_plugin(tmp_path: Path, name: str, remedy: str) -> None:
+    class Vendors:
+        def ops(self) -> dict[str, Op]:
+            return {"acme::row_sum": _op("acme::row_sum", "int dim=-1", {"cols"})}
+
+    (tmp_path / "shapes.yaml").write_text(f"{name}:\n  - {{rows: 1, cols: 2}}\n")
+    with pytest.raises(ShapesFileError, match=rf"unknown op '{name}'\n.*{remedy}"):
+        load_shapes(tmp_path / "shapes.yaml", Vendors())
+
+
 def test_a_file_that_never_ends_is_refused() -> None:
     with pytest.raises(ShapesFileError, match="longer than 16777216 characters"):
         load_shapes("/dev/zero", Ops())
