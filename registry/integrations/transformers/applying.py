@@ -18,7 +18,7 @@ from .forwards.fused_losses import fuse_loss
 from .forwards.gated_mlps import gate_and_up, replace_gated
 from .forwards.gelus import replace_gelu
 from .forwards.latents.latent_attention import needing_masks, replace_latents
-from .forwards.linears import AnyLinear, DenseMember, LinearForward, LinearGroup, PackedMember
+from .forwards.linears import AnyLinear, DenseMember, LinearForward, LinearGroup, PackedMember, is_joinable
 from .forwards.norms import LayerNormForward, replace_norm
 from .forwards.residual_sums import replace_residual_sums
 from .forwards.rotary import replace_rotary, restore_rotary
@@ -216,8 +216,7 @@ def _leave_layer_norms(model: torch.nn.Module, report: ApplyReport) -> None:
 def _groups(module: torch.nn.Module) -> Iterator[tuple[list[AnyLinear], tuple[str, ...]]]:
     for names in _TOGETHER:
         layers = [getattr(module, name, None) for name in names]
-        known = [layer for layer in layers if type(layer) in {torch.nn.Linear, PackedLinear}]
-        found = [layer for layer in known if not other_forward(layer)]  # type: ignore[arg-type]
+        found = [layer for layer in layers if is_joinable(layer)]
         if len(found) == len(names) and len({layer.in_features for layer in found}) == 1:  # type: ignore[union-attr]
             yield found, names  # type: ignore[misc]
 

@@ -11,17 +11,15 @@ import torch
 from transformers import PreTrainedModel
 
 from ...errors import InvalidArgumentError, RegistryError, UnknownNameError
-from ...nn import ActOrderLinear, PackedA8Linear, PackedLinear, ScaledLinear
+from ...nn import ActOrderLinear, PackedA8Linear, ScaledLinear
 from ...nn.scaled_experts import ExpertWeights
-from ...nn.scaled_linear import rounded_rows
-from ...packed import quantize
 from ...problem import dtype_name
 from .adapters import lora_layers
 from .packable import packable
 from .quantization import RegistryConfig, RegistryQuantizer
-from .quantization.dense import DenseLayer, matrix
-from .quantization.experts import DOWN, GATE_UP, packed_experts, put_experts, rounded
+from .quantization.experts import DOWN, GATE_UP, packed_experts
 from .quantization.fitting import group_size_for
+from .quantization.packing import packed_experts_of, packed_form, put_packed_experts
 from .quantization.replacing import PackedLayer, packed_layers, put_packed
 from .report import ApplyReport
 
@@ -101,7 +99,7 @@ def packing_of(model: torch.nn.Module, config: RegistryConfig, *, lm_head: bool,
     found = packable(model, config, lm_head=lm_head)
     for name, reason in found.left.items():
         report.leave(reason, name)
-    layers = {name: _named(name, _packed, layer, config) for name, layer in found.layers.items()}
+    layers = {name: _named(name, packed_form, layer, config) for name, layer in found.layers.items()}
     experts = {name: _named(name, _packed_experts, module, config) for name, module in found.experts.items()}
     return Packing(config, layers, experts)
 
@@ -115,7 +113,7 @@ def put(model: torch.nn.Module, packing: Packing, report: ApplyReport) -> None:
         report.add(f"linear packed in {packing.config.bits} bits", name)
     for name, (gate_up, down) in packing.experts.items():
         plain = model.get_submodule(name)
-        put_experts(model, name, gate_up, down)
+        put_packed_experts(model, name, gate_up, down)
         packed = model.get_submodule(name)
         _carry_hooks(plain, packed)
         packed.__dict__[_PACKED] = True
@@ -197,17 +195,8 @@ def _named(name: str, make: Any, *args: Any) -> Any:
         raise InvalidArgumentError(f"apply: {name}: {fault.message}", hint=fault.hint) from fault
 
 
-def _packed(layer: DenseLayer, config: RegistryConfig) -> PackedLayer:
-    weight, activations = matrix(layer), config.activations
-    if config.rounded_to is not None:
-        return ScaledLinear(*rounded_rows(weight, config.rounded_to))
-    size = group_size_for(config, weight.shape[1])
-    packed = quantize(weight, config.bits, size, config.symmetric, config.codebook)
-    return PackedLinear(packed) if activations is None else PackedA8Linear(packed, None, activations)
-
-
 def _packed_experts(module: torch.nn.Module, config: RegistryConfig) -> tuple[ExpertWeights, ...]:
-    return tuple(rounded(getattr(module, part).data, config) for part in (GATE_UP, DOWN))
+    return tuple(packed_experts_of(module, part, config) for part in (GATE_UP, DOWN))
 
 
 def _refuse_merging(layer: Any) -> None:

@@ -17,7 +17,8 @@ from ....nn import PackedLinear
 from ....nn.packed_linear import product_op
 from ....packed import PackedWeight
 from ....tracing import constant_while_tracing, trace_number, version_of, versions_of
-from ..swapping import Swapped, has_hooks
+from ..parallel.layers import ShardedLayer, ShardedPackedLinear
+from ..swapping import Swapped, has_hooks, other_forward
 
 AnyLinear = torch.nn.Linear | PackedLinear
 
@@ -35,6 +36,14 @@ class LinearForward(Swapped):
             return plain
         y: torch.Tensor = call("linear", x, weight, self.bias)
         return y
+
+
+def is_joinable(layer: object) -> bool:
+    """Whether a layer may be one product with others of its input: linear or packed, and computed by its class."""
+    if isinstance(layer, ShardedLayer):
+        return type(layer) is ShardedPackedLinear and layer.hands_parts_on
+    known = isinstance(layer, torch.nn.Module) and type(layer) in {torch.nn.Linear, PackedLinear}
+    return known and not other_forward(layer)  # type: ignore[arg-type]
 
 
 def is_bare(layer: torch.nn.Module) -> bool:
@@ -174,6 +183,7 @@ class LinearGroup:
         self._begins: list[int] = []
         self._facts: JointFacts | None = None
         self._is_joined, self._number = False, _known(self)
+        self._is_shared = any(isinstance(layer, ShardedLayer) for layer in self.layers)
 
     @property
     def in_features(self) -> int:
@@ -195,6 +205,9 @@ class LinearGroup:
         if weight is None or x.dtype is not weight.dtype:
             return None
         if isinstance(weight, PackedWeight):
+            if self._is_shared and (torch.is_grad_enabled() and x.requires_grad):
+                # each layer's plan sums the gradients of the ranks
+                return None
             packed: torch.Tensor = call(facts.op, x, weight)
             return packed if bias is None else packed + bias
         if torch.is_autocast_enabled(x.device.type):

@@ -12,6 +12,7 @@ from ....errors import InvalidArgumentError
 from ....nn import PackedExpertsMlp, ScaledExperts, ScaledExpertsMlp
 from ....nn.scaled_experts import ExpertWeights
 from ....packed import GROUP_SIZES, PackedExperts, groups, quantize, words, zero_kind
+from ..parallel.layers import ShardedLayer, give_style
 from .config import EXPERT_BITS, RegistryConfig
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
@@ -52,8 +53,8 @@ def rounded(weights: torch.Tensor, config: RegistryConfig) -> ExpertWeights:
     return PackedExperts.stack([quantize(weight, EXPERT_BITS, size, config.symmetric) for weight in weights])
 
 
-def put_experts(model: torch.nn.Module, name: str, gate_up: ExpertWeights, down: ExpertWeights) -> None:
-    """Replace the experts ``name`` by those of packed or scaled weights, both of one kind."""
+def put_experts(model: torch.nn.Module, name: str, gate_up: ExpertWeights, down: ExpertWeights) -> PackedMlp:
+    """Replace the experts ``name`` by those of packed or scaled weights, both of one kind, and return these."""
     plain = model.get_submodule(name)
     act: Any = plain.act_fn
     packed: PackedMlp
@@ -68,13 +69,14 @@ def put_experts(model: torch.nn.Module, name: str, gate_up: ExpertWeights, down:
     packed.__dict__["plain"] = plain.to("meta")
     packed._is_hf_initialized = True  # type: ignore[assignment]
     model.set_submodule(name, packed)
+    return packed
 
 
 def form_of_experts(experts: PackedMlp) -> dict[str, Any]:
     """What makes ``put_empty_experts`` build such experts, as JSON holds it; a group of all of K is -1."""
     if isinstance(experts, ScaledExpertsMlp):
         return {"activations": experts.down.dtype}
-    size = experts.down.group_size
+    size = experts.shard_plan.group_size if isinstance(experts, ShardedLayer) else experts.down.group_size
     kinds = [zero_kind(part.zeros) for part in (experts.gate_up, experts.down)]
     return {"group_size": size if size in GROUP_SIZES else -1, "zeros": kinds}
 
@@ -102,8 +104,11 @@ def unpack_experts(model: torch.nn.Module, dtype: torch.dtype | None = None) -> 
     for name, packed in list(packed_experts(model)):
         plain = copy.copy(packed.__dict__["plain"])
         weights = {GATE_UP: _dense(packed.gate_up, dtype), DOWN: _dense(packed.down, dtype)}
+        if isinstance(packed, ShardedLayer):
+            weights = packed.shard_plan.whole(weights)
         plain._parameters = {part: torch.nn.Parameter(weight) for part, weight in weights.items()}
         model.set_submodule(name, plain.train(packed.training))
+        give_style(plain, packed)
 
 
 def _dense(experts: ExpertWeights, dtype: torch.dtype | None) -> torch.Tensor:
