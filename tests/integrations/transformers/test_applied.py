@@ -158,6 +158,17 @@ def test_a_conversion_joins_the_weights_again() -> None:
     assert applied(prompt()).logits.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_an_applied_model_that_is_converted_to_float64_computes_in_it(family: str) -> None:
+    model = tiny(family)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(prompt()).logits
+        apply(model)
+        model(prompt())  # what is made at the first call is of float32
+        found = model.double()(prompt()).logits
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
 def test_weights_that_were_replaced_are_what_is_multiplied_by() -> None:
     """FSDP and functional_call put other tensors in a parameter's place, without a word to the module."""
     plain, applied = pair()

@@ -13,7 +13,7 @@ from ....errors import InvalidArgumentError
 from ....nn import PackedA8Linear, PackedExpertsMlp, PackedLinear, ScaledExpertsMlp, ScaledLinear
 from ..proofs import is_spread
 from .cuts import COLUMNS, ROWS, Cut
-from .styles import hands_parts_on
+from .styles import HOOKED, hands_parts_on
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +181,9 @@ def give_style(dense: torch.nn.Module, packed: torch.nn.Module) -> None:
     dense.__dict__.pop("forward", None)
     if "config" in vars(packed):
         dense.__dict__["config"] = vars(packed)["config"]
-    if plan.style is not None:
+    if plan.style is None:
+        dense.__dict__[HOOKED] = True
+    else:
         plan.style.install_forward(dense, plan.mesh)
 
 

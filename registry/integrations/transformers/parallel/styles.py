@@ -20,7 +20,7 @@ except ImportError:  # of a release that shares layers in another way: such laye
 _LINEAR = ("ColwiseParallel", "RowwiseParallel", "PackedColwiseParallel", "MlaKvAProjParallel")
 _EXPERTS = ("MoeExpertsParallel",)
 """The styles, by the names of their classes, that a packed module works in."""
-_HOOKED = "_distribute_module_applied"
+HOOKED = "_distribute_module_applied"
 """What torch's ``parallelize_module`` sets on modules that it gives hooks."""
 
 
@@ -39,7 +39,7 @@ def style_around(module: torch.nn.Module) -> tuple[Any, Any] | None:
 
 def is_planned(module: torch.nn.Module) -> bool:
     """True for a module that a tensor-parallel plan shares among ranks, or whose inputs or outputs it communicates."""
-    return style_around(module) is not None or (_HOOKED in vars(module) and _is_spread(module))
+    return style_around(module) is not None or (HOOKED in vars(module) and _is_spread(module))
 
 
 def check_style(module: torch.nn.Module, *, experts: bool = False) -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ from ....nn import PackedExpertsMlp, ScaledExperts, ScaledExpertsMlp
 from ....nn.scaled_experts import ExpertWeights
 from ....packed import GROUP_SIZES, PackedExperts, groups, quantize, words, zero_kind
 from ..parallel.layers import ShardedLayer, give_style
+from ..swapping import carry_hooks
 from .config import EXPERT_BITS, RegistryConfig
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
@@ -108,6 +109,7 @@ def unpack_experts(model: torch.nn.Module, dtype: torch.dtype | None = None) -> 
             weights = packed.shard_plan.whole(weights)
         plain._parameters = {part: torch.nn.Parameter(weight) for part, weight in weights.items()}
         model.set_submodule(name, plain.train(packed.training))
+        carry_hooks(packed, plain)
         give_style(plain, packed)
 
 

@@ -17,6 +17,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from ....errors import InvalidArgumentError, RegistryError
 from ....nn import PackedLinear, ScaledExpertsMlp, ScaledLinear
 from ....problem import dtype_name
+from ..parallel.agreeing import mesh_of, raise_together
 from ..parallel.layers import gathered
 from .checkpoints import METHOD, PackedForm, TensorFiles
 from .config import EXPERT_BITS, OTHER_EXPERTS, RegistryConfig
@@ -150,7 +151,7 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         unguard(model)
         if self.pre_quantized:
             part_experts(model)
-        _raise_faults(self.record.faults)
+        raise_together(_first_fault(self.record.faults), mesh_of(model))
         check_complete(model, self.record)
         for note in self.record.format.notes:
             warnings.warn(f"RegistryConfig: {note}", stacklevel=2)
@@ -224,8 +225,11 @@ def _tell_of(reason: str, layers: list[str]) -> None:
         warnings.warn(f"RegistryConfig: {layers[0]}{others} not packed: {reason}", stacklevel=2)
 
 
-def _raise_faults(faults: dict[str, RegistryError]) -> None:
-    if faults:
-        first = next(iter(faults.values()))
-        others = f" (and {len(faults) - 1} other layers)" if len(faults) > 1 else ""
-        raise InvalidArgumentError(f"RegistryConfig: {first.message}{others}", hint=first.hint) from first
+def _first_fault(faults: dict[str, RegistryError]) -> RegistryError | None:
+    if not faults:
+        return None
+    first = next(iter(faults.values()))
+    others = f" (and {len(faults) - 1} other layers)" if len(faults) > 1 else ""
+    told = InvalidArgumentError(f"RegistryConfig: {first.message}{others}", hint=first.hint)
+    told.__cause__ = first
+    return told

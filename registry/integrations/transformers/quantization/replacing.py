@@ -11,6 +11,7 @@ from ....nn import PackedA8Linear, PackedLinear, ScaledLinear
 from ....packed import GROUP_SIZES
 from ..adapters import has_adapters
 from ..parallel.layers import ShardedLayer, give_style, own_bias, whole_bias
+from ..swapping import carry_hooks
 from .checkpoints import PackedForm
 from .dense import DenseLayer, dense_layer, shape_of
 
@@ -82,4 +83,5 @@ def unpack_layers(model: torch.nn.Module, dtype: torch.dtype | None = None) -> N
         dense = dense_layer(weight, bias, conv1d=_CONV1D in vars(packed))
         dense.weight.requires_grad_(learns)
         model.set_submodule(name, dense.to(dtype).train(packed.training))
+        carry_hooks(packed, dense)
         give_style(dense, packed)
