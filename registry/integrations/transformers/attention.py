@@ -48,9 +48,10 @@ def registry_attention(  # noqa: PLR0913
     """Attention of ``query`` [batch, heads, q_len, head_dim] over ``key`` and ``value`` with kv_heads and kv_len.
 
     ``attention_mask`` is None for causal attention or all keys, what ``registry_mask`` returned, or any mask of four
-    dimensions. Returns [batch, q_len, heads, head_dim] and None. With dropout, a mask that learns, and arguments that the ops do not take,
-    transformers' own function of torch computes it, flex_attention for logits with a cap, and the model's own eager
-    function for sinks, and for ``output_attentions=True``, of which weights [batch, heads, q_len, kv_len] are returned.
+    dimensions. Returns [batch, q_len, heads, head_dim] and None. With dropout, a mask that learns, and arguments that
+    the ops do not take, transformers' own function of torch computes it, flex_attention for logits with a cap, and the
+    model's own eager function for sinks, and for ``output_attentions=True``, of which weights
+    [batch, heads, q_len, kv_len] are returned.
     Raises RegistryError for the keys that an indexer has chosen (DeepSeek-V3.2), and if there is no eager function.
     """
     if APPENDS.step is not None:

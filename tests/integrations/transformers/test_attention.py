@@ -164,11 +164,12 @@ def test_a_mask_that_is_computed_from_activations_learns() -> None:
     generator = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn((2, heads, 5, 8), generator=generator) for heads in (4, 2, 2))
     added = torch.randn((2, 4, 5, 5), generator=generator)
-    found = []
+    module, found = torch.nn.Module(), []
+    module.num_key_value_groups = 2  # type: ignore[assignment]
     for dtype in (torch.float32, torch.float64):
-        mask = added.to(dtype).requires_grad_()
+        mask = added.to(dtype, copy=True).requires_grad_()
         if dtype is torch.float32:
-            out, _ = registry_attention(torch.nn.Module(), q, k, v, mask)
+            out, _ = registry_attention(module, q, k, v, mask)
         else:
             every = (each.double().repeat_interleave(2, 1) for each in (k, v))
             out = torch.nn.functional.scaled_dot_product_attention(q.double(), *every, attn_mask=mask).transpose(1, 2)

@@ -208,20 +208,35 @@ class LinearGroup:
             if self._is_shared and (torch.is_grad_enabled() and x.requires_grad):
                 # each layer's plan sums the gradients of the ranks
                 return None
+            learnt = [] if bias is None or not torch.is_grad_enabled() else self._learnt()
+            if learnt is None:
+                return None
             packed: torch.Tensor = call(facts.op, x, weight)
+            if learnt:
+                bias = _of_parts(bias, [layer.bias for layer in self.layers])  # type: ignore[arg-type]
             return packed if bias is None else packed + bias
         if torch.is_autocast_enabled(x.device.type):
             return None
         if torch.is_grad_enabled():
-            held = [part for layer in self.layers for part in _held(layer) if part is not None]
-            learnt = [part for part in held if part.requires_grad]
-            if learnt and (len(learnt) < len(held) or (not is_dynamo_compiling() and differentiating_otherwise())):
+            learnt = self._learnt()
+            if learnt is None:
                 return None
             if learnt:
                 weight = _of_parts(weight, [_main(layer) for layer in self.layers])
                 bias = None if bias is None else _of_parts(bias, [layer.bias for layer in self.layers])
         dense: torch.Tensor = call("linear", x, weight, bias)
         return dense
+
+    def _learnt(self) -> list[torch.Tensor] | None:
+        """The layers' tensors that learn, all of those that can; None if some do not, so that there is no one product.
+
+        Words, scales and zero points of packed layers learn in no case.
+        """
+        can = [one for layer in self.layers for one in layer.parameters(recurse=False)]
+        learnt = [one for one in can if one.requires_grad]
+        if learnt and (len(learnt) < len(can) or (not is_dynamo_compiling() and differentiating_otherwise())):
+            return None
+        return learnt
 
     def part(self, x: torch.Tensor, place: int) -> torch.Tensor | None:
         """The output of one layer, from the latest product if that was of ``x`` too; None as in ``product``.

@@ -61,7 +61,7 @@ class Cut:
 
         along = replace(self, dim=0).placement()
         every = torch.arange(self.size, device=mesh.device_type)
-        own: torch.Tensor = distribute_tensor(every, mesh, [along], src_data_rank=None).to_local()  # type: ignore[attr-defined]
+        own: torch.Tensor = distribute_tensor(every, mesh, [along], src_data_rank=None).to_local()
         if not len(own):
             raise InvalidArgumentError(
                 f"{self.size} rows or columns leave nothing to rank {mesh.get_local_rank()} of {mesh.size()}",
@@ -97,8 +97,9 @@ def shared_group_size(group_size: int, bits: int, k: int, ranks: int) -> int:
     common, word = math.gcd(each, k), per_word(bits)
     fitting = [size for size in GROUP_SIZES if size <= group_size and not common % size and not size % word]
     if not fitting:
+        sizes = f"{GROUP_SIZES[0]} to {group_size}"
         raise InvalidArgumentError(
-            f"{ranks} ranks share its {k} columns, {each} each, which no groups of {GROUP_SIZES[0]} to {group_size} fill",
+            f"{ranks} ranks share its {k} columns, {each} each, which no groups of {sizes} fill",
             hint="a plan for fewer ranks, or leave this layer as it is",
         )
     return fitting[-1]

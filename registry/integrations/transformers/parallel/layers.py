@@ -122,7 +122,7 @@ class ShardedLayer(torch.nn.Module):
             given = state_dict.get(prefix + name)
             if given is not None and is_spread(given) and given.placements == (cut.placement(),):
                 state_dict[prefix + name] = given.to_local()
-        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
         plan = self.shard_plan
