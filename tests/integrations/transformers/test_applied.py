@@ -73,6 +73,23 @@ def test_layers_of_one_input_learn_as_one_product_and_alone_where_one_is_frozen(
         assert gradients[0].untyped_storage().data_ptr() == gradients[1].untyped_storage().data_ptr()
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_biases_of_packed_layers_of_one_input_learn(frozen: bool) -> None:
+    applied, plain = (tiny("llama", num_hidden_layers=1, attention_bias=True) for _ in range(2))
+    apply(applied, quantize="int4", group_size=32)
+    apply(plain, quantize="int4", group_size=32)
+    plain.dequantize()
+    names = ("k_proj", "v_proj", "o_proj", *(() if frozen else ("q_proj",)))
+    for model in (applied, plain):
+        model.model.layers[0].self_attn.q_proj.bias.requires_grad_(not frozen)
+        model(prompt(), labels=prompt()).loss.backward()
+    for name in names:
+        found, expected = (model.model.layers[0].self_attn.get_submodule(name).bias.grad for model in (applied, plain))
+        assert found is not None, name
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-3)
+    assert frozen is (applied.model.layers[0].self_attn.q_proj.bias.grad is None)
+
+
 def test_of_a_gated_mlp_autograd_keeps_no_more_than_gate_and_up_beside_inputs() -> None:
     """And neither the activation's result nor queries and keys before their rotation."""
     _, model = pair(dtype=torch.bfloat16)

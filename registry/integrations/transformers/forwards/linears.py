@@ -205,16 +205,7 @@ class LinearGroup:
         if weight is None or x.dtype is not weight.dtype:
             return None
         if isinstance(weight, PackedWeight):
-            if self._is_shared and (torch.is_grad_enabled() and x.requires_grad):
-                # each layer's plan sums the gradients of the ranks
-                return None
-            learnt = [] if bias is None or not torch.is_grad_enabled() else self._learnt()
-            if learnt is None:
-                return None
-            packed: torch.Tensor = call(facts.op, x, weight)
-            if learnt:
-                bias = _of_parts(bias, [layer.bias for layer in self.layers])  # type: ignore[arg-type]
-            return packed if bias is None else packed + bias
+            return self._packed_product(x, facts.op, weight, bias)
         if torch.is_autocast_enabled(x.device.type):
             return None
         if torch.is_grad_enabled():
@@ -226,6 +217,20 @@ class LinearGroup:
                 bias = None if bias is None else _of_parts(bias, [layer.bias for layer in self.layers])
         dense: torch.Tensor = call("linear", x, weight, bias)
         return dense
+
+    def _packed_product(
+        self, x: torch.Tensor, op: str, weight: PackedWeight, bias: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        if self._is_shared and torch.is_grad_enabled() and x.requires_grad:
+            # each layer's plan sums the gradients of the ranks
+            return None
+        learnt = [] if bias is None or not torch.is_grad_enabled() else self._learnt()
+        if learnt is None:
+            return None
+        y: torch.Tensor = call(op, x, weight)
+        if learnt and bias is not None:
+            bias = _of_parts(bias, [layer.bias for layer in self.layers])
+        return y if bias is None else y + bias
 
     def _learnt(self) -> list[torch.Tensor] | None:
         """The layers' tensors that learn, all of those that can; None if some do not, so that there is no one product.

@@ -18,7 +18,7 @@ except ImportError:  # of a release that shares layers in another way: such laye
     _styles = None
 
 _LINEAR = ("ColwiseParallel", "RowwiseParallel", "PackedColwiseParallel", "MlaKvAProjParallel")
-_EXPERTS = ("MoeExpertsParallel",)
+EXPERT_STYLES = ("MoeExpertsParallel",)
 """The styles, by the names of their classes, that a packed module works in."""
 HOOKED = "_distribute_module_applied"
 """What torch's ``parallelize_module`` sets on modules that it gives hooks."""
@@ -49,7 +49,7 @@ def check_style(module: torch.nn.Module, *, experts: bool = False) -> tuple[Any,
     """
     style, mesh = style_around(module) or (None, _mesh_of(module))
     name = type(style).__name__
-    if style is not None and name not in (_EXPERTS if experts else _LINEAR):
+    if style is not None and name not in (EXPERT_STYLES if experts else _LINEAR):
         raise InvalidArgumentError(
             f"its tensor-parallel plan has a {name} around it",
             hint="packed are layers in plans of colwise and rowwise styles; leave out quantize, or the layer's plan",

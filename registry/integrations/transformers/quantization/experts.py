@@ -24,7 +24,7 @@ def expert_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
     """Names and modules of experts that compute what PackedExpertsMlp does, as a small example of each class proves."""
     proved: dict[type, bool] = {}
     for name, module in model.named_modules():
-        if _looks_so(module):
+        if looks_like_experts(module):
             if type(module) not in proved:
                 proved[type(module)] = _computes_so(module)
             if proved[type(module)]:
@@ -89,7 +89,7 @@ def put_empty_experts(model: torch.nn.Module, name: str, form: Mapping[str, Any]
     Raises InvalidArgumentError if the model has no such experts.
     """
     module = dict(model.named_modules()).get(name)
-    if module is None or not _looks_so(module):
+    if module is None or not looks_like_experts(module):
         raise InvalidArgumentError(
             f"RegistryConfig: the checkpoint has packed experts {name}, which {type(model).__name__} has not",
             hint="is the config.json another model's?",
@@ -119,7 +119,8 @@ def _dense(experts: ExpertWeights, dtype: torch.dtype | None) -> torch.Tensor:
     return experts.dequantize().to(dtype)
 
 
-def _looks_so(module: torch.nn.Module) -> bool:
+def looks_like_experts(module: torch.nn.Module) -> bool:
+    """True for a module that holds the weights of gated experts in two tensors of three dimensions."""
     given = dict(module.named_parameters(recurse=False))
     if set(given) != {GATE_UP, DOWN} or any(weight.dim() != 3 for weight in given.values()):
         return False

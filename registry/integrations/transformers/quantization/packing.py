@@ -13,11 +13,11 @@ from ....nn.scaled_linear import rounded_rows
 from ....packed import quantize
 from ..parallel.cuts import COLUMNS, ROWS, Cut, cut_of, shared_group_size
 from ..parallel.parts import cut_experts, cut_layer, experts_cut, shard_experts, shard_linear
-from ..parallel.styles import check_style, is_planned, shards_under
+from ..parallel.styles import EXPERT_STYLES, check_style, is_planned, shards_under, style_around
 from ..proofs import is_spread
 from .config import EXPERT_BITS, RegistryConfig
 from .dense import DenseLayer, matrix, shape_of
-from .experts import DOWN, GATE_UP, packed_experts, put_experts, rounded
+from .experts import DOWN, GATE_UP, PackedMlp, looks_like_experts, put_experts, rounded
 from .fitting import group_size_for
 from .replacing import PackedLayer
 
@@ -72,17 +72,37 @@ def put_packed_experts(model: torch.nn.Module, name: str, gate_up: ExpertWeights
         shard_experts(packed, style, mesh, {"gate_up": cuts[GATE_UP], "down": cuts[DOWN]})
 
 
-def part_experts(model: torch.nn.Module) -> None:
-    """Cut whole packed experts that a loader has read, where a plan has ranks share them."""
-    for name, whole in list(packed_experts(model)):
-        if is_planned(whole):
-            style, mesh = check_style(whole, experts=True)
-            plain = whole.__dict__["plain"]
-            cuts = {GATE_UP: _whole_cut(plain, GATE_UP), DOWN: _whole_cut(plain, DOWN)}
-            parts = [cut_experts(one, cuts[part], mesh) for part, one in ((GATE_UP, whole.gate_up), (DOWN, whole.down))]
-            model.set_submodule(name, plain)
-            packed = put_experts(model, name, *parts)
-            shard_experts(packed, style, mesh, {"gate_up": cuts[GATE_UP], "down": cuts[DOWN]})
+def part_read(model: torch.nn.Module) -> None:
+    """Cut what a loader has read as a whole, where a plan has ranks share it: packed experts, and dense weights."""
+    for name, module in list(model.named_modules()):
+        style, mesh = style_around(module) or (None, None)
+        if style is None:
+            continue
+        if isinstance(module, PackedMlp):
+            _part_experts(model, name, module)
+        elif isinstance(module, torch.nn.Linear):
+            _part_dense(module, "weight", _cut_under(module, "weight", style, mesh), mesh)
+        elif type(style).__name__ in EXPERT_STYLES and looks_like_experts(module):
+            for part in (GATE_UP, DOWN):
+                along = _whole_cut(module, part)
+                _part_dense(module, part, Cut(along.dim + 1, along.size, along.split), mesh)
+
+
+def _part_experts(model: torch.nn.Module, name: str, whole: PackedMlp) -> None:
+    style, mesh = check_style(whole, experts=True)
+    plain = whole.__dict__["plain"]
+    cuts = {GATE_UP: _whole_cut(plain, GATE_UP), DOWN: _whole_cut(plain, DOWN)}
+    parts = [cut_experts(one, cuts[part], mesh) for part, one in ((GATE_UP, whole.gate_up), (DOWN, whole.down))]
+    model.set_submodule(name, plain)
+    packed = put_experts(model, name, *parts)
+    shard_experts(packed, style, mesh, {"gate_up": cuts[GATE_UP], "down": cuts[DOWN]})
+
+
+def _part_dense(module: torch.nn.Module, name: str, cut: Cut | None, mesh: Any) -> None:
+    weight = module._parameters[name]
+    if weight is not None and cut is not None and not is_spread(weight):
+        made = cut.whole(cut.part(weight.data, mesh), mesh)
+        module._parameters[name] = torch.nn.Parameter(made, requires_grad=weight.requires_grad)
 
 
 def _cut_of_experts(module: torch.nn.Module, name: str) -> Cut | None:

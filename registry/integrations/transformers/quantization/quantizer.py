@@ -35,7 +35,7 @@ from .experts import (
 from .initialising import guard_packed_layers, unguard
 from .missing import check_complete
 from .operations import PackWeights, is_ours, read_packed
-from .packing import needs_whole, part_experts
+from .packing import needs_whole, part_read
 from .record import LoadingRecord
 from .replacing import form_of, packed_layers, unpack_layers
 from .weight_readers import weight_readers
@@ -149,8 +149,8 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         unguard(model)
-        if self.pre_quantized:
-            part_experts(model)
+        if mesh_of(model) is not None:
+            part_read(model)
         raise_together(_first_fault(self.record.faults), mesh_of(model))
         check_complete(model, self.record)
         for note in self.record.format.notes:
