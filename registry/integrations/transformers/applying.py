@@ -65,7 +65,8 @@ def apply(
 
     Raises InvalidArgumentError, before anything is replaced, for what is no module, an unknown ``quantize``, settings
     that it has no use for, and weights that are not loaded; and for a model to quantise without layers that can be
-    packed, or with weights that are packed otherwise already, spread over devices, or not finite.
+    packed, or with weights that are packed otherwise already, spread over devices by no tensor-parallel plan, or not
+    finite. All ranks of such a plan call this, and a fault of one is told in all.
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(f"apply: got a {type(model).__name__}, expected a model (torch.nn.Module)")

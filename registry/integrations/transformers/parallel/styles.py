@@ -13,9 +13,12 @@ from ....errors import InvalidArgumentError
 from ..proofs import is_spread
 
 try:
-    from transformers.distributed import tensor_parallel as _styles
+    from transformers.distributed.expert_parallel import ExpertParallelLayer
+    from transformers.distributed.tensor_parallel import TensorParallelLayer
 except ImportError:  # of a release that shares layers in another way: such layers are left, or refused
-    _styles = None
+    _STYLES: tuple[type, ...] = ()
+else:
+    _STYLES = (TensorParallelLayer, ExpertParallelLayer)
 
 _LINEAR = ("ColwiseParallel", "RowwiseParallel", "PackedColwiseParallel", "MlaKvAProjParallel")
 EXPERT_STYLES = ("MoeExpertsParallel",)
@@ -28,11 +31,11 @@ def style_around(module: torch.nn.Module) -> tuple[Any, Any] | None:
     """The style of transformers that runs around a module's forward, and its mesh; None if there is none."""
     forward = vars(module).get("forward")
     code, cells = getattr(forward, "__code__", None), getattr(forward, "__closure__", None)
-    if _styles is None or code is None or cells is None:
+    if code is None or cells is None:
         return None
     held = dict(zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True))
     style = held.get("self")
-    if held.get("module") is not module or not isinstance(style, _styles.TensorParallelLayer):
+    if held.get("module", module) is not module or not isinstance(style, _STYLES):
         return None
     return style, held.get("mesh")
 
@@ -51,8 +54,9 @@ def check_style(module: torch.nn.Module, *, experts: bool = False) -> tuple[Any,
     name = type(style).__name__
     if style is not None and name not in (EXPERT_STYLES if experts else _LINEAR):
         raise InvalidArgumentError(
-            f"its tensor-parallel plan has a {name} around it",
-            hint="packed are layers in plans of colwise and rowwise styles; leave out quantize, or the layer's plan",
+            f"its plan has a {name} around it",
+            hint="packed are layers in plans of colwise and rowwise styles, and experts of which every rank has a part:"
+            " leave out quantize, or the layer's plan",
         )
     if mesh is None or mesh.ndim != 1:
         raise InvalidArgumentError(

@@ -111,7 +111,7 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
 
     def update_parallel_plan(self, model: Any, plan: dict[str, str]) -> None:
         """Have each rank read those weights as a whole that are rounded or saved so, and take its part of them."""
-        if not (self.pre_quantized or needs_whole(self.quantization_config)):
+        if plan is not model.tp_plan or not (self.pre_quantized or needs_whole(self.quantization_config)):
             return
         styles = self.record.to_pack | self.record.expert_parameters
         for name in sorted(styles):

@@ -14,6 +14,7 @@ from torch.multiprocessing.spawn import spawn
 
 from registry.errors import InvalidArgumentError
 
+from ..quantization.checkpoints_written import awq, gptq
 from ..tiny_models import prompt, tiny
 
 RANKS = 2
@@ -52,14 +53,13 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
-def shared(folder: Path, family: str, **given: Any) -> Any:
+def shared(folder: Path, family: str, *, plan: Mapping[str, Any] | None = None, **given: Any) -> Any:
     """The saved model of a family, spread over the ranks by its own plan."""
     from transformers import AutoModelForCausalLM
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    plan = DistributedConfig(tp_plan="auto")
-    model = AutoModelForCausalLM.from_pretrained(folder / family, distributed_config=plan, dtype=torch.float32, **given)
-    return model.eval()
+    given |= {"distributed_config": DistributedConfig(**(plan or {"tp_plan": "auto"})), "dtype": torch.float32}
+    return AutoModelForCausalLM.from_pretrained(folder / family, **given).eval()
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor, limit: float) -> None:
@@ -173,10 +173,25 @@ def check_faults(folder: Path, rank: int) -> None:
         pack(shared(folder, "odd"), "int4")
     with pytest.raises(InvalidArgumentError, match=r"down_proj: 2 ranks share its 120 columns, 60 each"):
         shared(folder, "odd", quantization_config=RegistryConfig(bits=4))
+    for bits in (4, 8):
+        config = RegistryConfig(bits, activations="int8" if bits == 8 else None)
+        with pytest.raises(InvalidArgumentError, match=r"experts: its plan has a EpDispatchExpertsParallel around it"):
+            shared(folder, "mixtral", plan={"ep_size": RANKS}, quantization_config=config)
     model = shared(folder, "llama")
     pack(model, "int4")
     with pytest.raises(InvalidArgumentError, match="the model was quantised"):
         restore(model)
+
+
+def check_foreign(folder: Path, rank: int) -> None:
+    """Checkpoints of other libraries are read as in one process; act-order, which no rank has a part of, is told."""
+    from registry.integrations.transformers import RegistryConfig
+
+    for kind in ("gptq", "awq"):
+        model = shared(folder, kind, quantization_config=RegistryConfig())
+        assert_near(logits(model), torch.load(folder / f"{kind}.pt"), 2e-5)
+    with pytest.raises(InvalidArgumentError, match="act-order"):
+        shared(folder, "shuffled", quantization_config=RegistryConfig())
 
 
 def check_restoring(folder: Path, rank: int) -> None:
@@ -212,6 +227,13 @@ def test_packed_models_of_a_plan_are_those_of_one_process(tmp_path: Path) -> Non
 
 @pytest.mark.thorough
 def test_ranks_learn_tell_faults_and_are_restored_together(tmp_path: Path) -> None:
-    model_of("llama").save_pretrained(tmp_path / "llama")
+    from registry.integrations.transformers import load
+
+    for kind, write in (("gptq", gptq), ("awq", awq)):
+        write(tmp_path / kind)
+        torch.save(logits(load(tmp_path / kind, dtype=torch.float32)), tmp_path / f"{kind}.pt")
+    gptq(tmp_path / "shuffled", shuffled=True)
+    for family in ("llama", "mixtral"):
+        model_of(family).save_pretrained(tmp_path / family)
     tiny("llama", **{**SIZES, "intermediate_size": 120}).save_pretrained(tmp_path / "odd")
-    in_ranks(tmp_path, check_learning, check_hooks, check_faults, check_restoring)
+    in_ranks(tmp_path, check_learning, check_hooks, check_faults, check_foreign, check_restoring)
