@@ -232,12 +232,13 @@ class LinearGroup:
             bias = _of_parts(bias, [layer.bias for layer in self.layers])
         return y if bias is None else y + bias
 
-    def _learnt(self) -> list[torch.Tensor] | None:
+    def _learnt(self) -> Sequence[torch.Tensor] | None:
         """The layers' tensors that learn, all of those that can; None if some do not, so that there is no one product.
 
         Words, scales and zero points of packed layers learn in no case.
         """
-        can = [one for layer in self.layers for one in layer.parameters(recurse=False)]
+        held = [_held(layer)[-1:] if isinstance(layer, PackedLinear) else _held(layer) for layer in self.layers]
+        can = [part for parts in held for part in parts if part is not None]
         learnt = [one for one in can if one.requires_grad]
         if learnt and (len(learnt) < len(can) or (not is_dynamo_compiling() and differentiating_otherwise())):
             return None

@@ -18,7 +18,7 @@ from ..quantization.checkpoints_written import awq, gptq
 from ..tiny_models import prompt, tiny
 
 RANKS = 2
-SIZES = {"num_key_value_heads": 4, "intermediate_size": 128}
+SIZES: dict[str, Any] = {"num_key_value_heads": 4, "intermediate_size": 128}
 CASES = (
     ("llama", "int4"), ("llama", "int8"), ("llama", "fp8"), ("qwen3", "int4"), ("phi3", "fp8"), ("mixtral", "int4"),
     ("mixtral", "int8"), ("mixtral", "fp8"),
@@ -33,7 +33,8 @@ Check = Callable[[Path, int], None]
 
 def model_of(family: str) -> Any:
     """A small model, with biases that are not zero, which transformers makes them."""
-    model = tiny(family, **SIZES, **({"attention_bias": True} if family == "llama" else {}))
+    sizes = {**SIZES, "attention_bias": True} if family == "llama" else SIZES
+    model = tiny(family, **sizes)
     generator = torch.Generator().manual_seed(5)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
