@@ -177,7 +177,7 @@ def check_faults(folder: Path, rank: int) -> None:
     for bits in (4, 8):
         config = RegistryConfig(bits, activations="int8" if bits == 8 else None)
         with pytest.raises(InvalidArgumentError, match=r"experts: its plan has a EpDispatchExpertsParallel around it"):
-            shared(folder, "mixtral", plan={"ep_size": RANKS}, quantization_config=config)
+            shared(folder, "mixtral", plan={"tp_plan": "auto", "ep_size": RANKS}, quantization_config=config)
     model = shared(folder, "llama")
     pack(model, "int4")
     with pytest.raises(InvalidArgumentError, match="the model was quantised"):
