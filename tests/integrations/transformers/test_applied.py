@@ -175,6 +175,18 @@ def test_a_conversion_joins_the_weights_again() -> None:
     assert applied(prompt()).logits.dtype == torch.bfloat16
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("family", ["gemma3", pytest.param("llama", marks=pytest.mark.thorough)])
+def test_an_applied_model_is_exported(family: str) -> None:
+    model = tiny(family, num_hidden_layers=1)
+    with torch.no_grad():
+        expected = model(prompt()).logits
+        apply(model)
+        program = torch.export.export(model, (prompt(),), {"use_cache": False}, strict=False)
+        found = program.module()(prompt(), use_cache=False).logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_an_applied_model_that_is_converted_to_float64_computes_in_it(family: str) -> None:
     model = tiny(family)

@@ -46,6 +46,8 @@ class RmsNormForward(Swapped):
         """The weight plus the offset in fp32 or wider, made once while nothing records its gradient."""
         if is_dynamo_compiling() or torch.is_grad_enabled() or weight.is_inference():
             return shifted(weight, offset)
+        if type(weight) not in {torch.nn.Parameter, torch.Tensor}:
+            return shifted(weight, offset)  # torch.export has tensors without memory
         known, now = self.registry_shifted, (weight.data_ptr(), weight._version)
         if known is None or known[:2] != now:
             known = *now, shifted(weight, offset)
