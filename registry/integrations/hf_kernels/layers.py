@@ -13,7 +13,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ...api import call
-from ..transformers.forwards.norms import EPS_NAMES
+from ..transformers.forwards.norms import EPS_NAMES, shifted
 from ..transformers.forwards.rotary import rotated_by_table
 from ..transformers.forwards.rotary_forms import BY_HALVES
 from ..transformers.swapping import as_layer
@@ -40,8 +40,8 @@ class RmsNormLayer(torch.nn.Module):
         if offset is None:
             y = type(self).forward(self, hidden_states)
         else:
-            shifted = weight.float() + offset if offset else weight
-            y = call("rms_norm", hidden_states, shifted, eps=getattr(self, eps_name))
+            added = shifted(weight, offset) if offset else weight
+            y = call("rms_norm", hidden_states, added, eps=getattr(self, eps_name))
         return y
 
 

@@ -18,7 +18,7 @@ from .forwards.fused_losses import fuse_loss
 from .forwards.gated_mlps import gate_and_up, replace_gated
 from .forwards.gelus import replace_gelu
 from .forwards.latents.latent_attention import needing_masks, replace_latents
-from .forwards.linears import AnyLinear, DenseMember, LinearForward, LinearGroup, PackedMember
+from .forwards.linears import AnyLinear, DenseMember, LinearForward, LinearGroup, PackedMember, is_joinable
 from .forwards.norms import LayerNormForward, replace_norm
 from .forwards.residual_sums import replace_residual_sums
 from .forwards.rotary import replace_rotary, restore_rotary
@@ -65,7 +65,8 @@ def apply(
 
     Raises InvalidArgumentError, before anything is replaced, for what is no module, an unknown ``quantize``, settings
     that it has no use for, and weights that are not loaded; and for a model to quantise without layers that can be
-    packed, or with weights that are packed otherwise already, spread over devices, or not finite.
+    packed, or with weights that are packed otherwise already, spread over devices by no tensor-parallel plan, or not
+    finite. All ranks of such a plan call this, and a fault of one is told in all.
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(f"apply: got a {type(model).__name__}, expected a model (torch.nn.Module)")
@@ -216,8 +217,7 @@ def _leave_layer_norms(model: torch.nn.Module, report: ApplyReport) -> None:
 def _groups(module: torch.nn.Module) -> Iterator[tuple[list[AnyLinear], tuple[str, ...]]]:
     for names in _TOGETHER:
         layers = [getattr(module, name, None) for name in names]
-        known = [layer for layer in layers if type(layer) in {torch.nn.Linear, PackedLinear}]
-        found = [layer for layer in known if not other_forward(layer)]  # type: ignore[arg-type]
+        found = [layer for layer in layers if is_joinable(layer)]
         if len(found) == len(names) and len({layer.in_features for layer in found}) == 1:  # type: ignore[union-attr]
             yield found, names  # type: ignore[misc]
 

@@ -48,9 +48,10 @@ def registry_attention(  # noqa: PLR0913
     """Attention of ``query`` [batch, heads, q_len, head_dim] over ``key`` and ``value`` with kv_heads and kv_len.
 
     ``attention_mask`` is None for causal attention or all keys, what ``registry_mask`` returned, or any mask of four
-    dimensions. Returns [batch, q_len, heads, head_dim] and None. With dropout, and arguments that the ops do not take,
-    transformers' own function of torch computes it, flex_attention for logits with a cap, and the model's own eager
-    function for sinks, and for ``output_attentions=True``, of which weights [batch, heads, q_len, kv_len] are returned.
+    dimensions. Returns [batch, q_len, heads, head_dim] and None. With dropout, a mask that learns, and arguments that
+    the ops do not take, transformers' own function of torch computes it, flex_attention for logits with a cap, and the
+    model's own eager function for sinks, and for ``output_attentions=True``, of which weights
+    [batch, heads, q_len, kv_len] are returned.
     Raises RegistryError for the keys that an indexer has chosen (DeepSeek-V3.2), and if there is no eager function.
     """
     if APPENDS.step is not None:
@@ -58,7 +59,9 @@ def registry_attention(  # noqa: PLR0913
         if isinstance(APPENDS.step, AppendProbe):
             return query.transpose(1, 2), None
     weights = asked_for_weights(others)
-    unknown = weights or any(others.get(name) is not None for name in _UNKNOWN)
+    # a mask that is computed from the activations, as Doge's, learns; attention's gradient has none of its mask
+    learns = attention_mask is not None and gradient_needed((attention_mask,))
+    unknown = weights or learns or any(others.get(name) is not None for name in _UNKNOWN)
     if LATENTS.step is not None:
         usual = not (dropout or unknown or softcap or sliding_window) and _is_causal(module, is_causal)
         found = LATENTS.step.attend(query, key, value, attention_mask, scaling if usual else None)

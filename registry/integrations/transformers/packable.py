@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from ...errors import InvalidArgumentError
 from .adapters import kept_by_adapters
+from .parallel.styles import is_planned
 from .proofs import is_spread
 from .quantization import RegistryConfig
 from .quantization.config import OTHER_EXPERTS
@@ -43,7 +44,7 @@ def packable(model: torch.nn.Module, config: RegistryConfig, *, lm_head: bool) -
     found, kept, shared = Packable(), kept_by_adapters(model), _shared(model)
     outputs, readers = frozenset() if lm_head else _of_outputs(model), weight_readers(model)
     for name, layer in linear_layers(model):
-        _check_weight(name, layer.weight)
+        _check_weight(name, layer, layer.weight)
         reason = kept.get(id(layer)) or shared.get(id(layer.weight), {}).get(name) or _unlike(layer)
         reason = reason or (_OUTPUT if id(layer) in outputs else "")
         reason = reason or (f"not packed: {readers[name]}'s code reads its weight" if name in readers else "")
@@ -52,8 +53,8 @@ def packable(model: torch.nn.Module, config: RegistryConfig, *, lm_head: bool) -
         else:
             found.layers[name] = layer
     for name, module in expert_modules(model):
-        _check_weight(name, next(module.parameters()))
-        told = other_forward(module) or ("" if config.packs_experts else OTHER_EXPERTS)
+        _check_weight(name, module, next(module.parameters()))
+        told = ("" if is_planned(module) else other_forward(module)) or ("" if config.packs_experts else OTHER_EXPERTS)
         reason = kept.get(id(module)) or (f"not packed: {told}" if told else "")
         if reason:
             found.left[name] = reason
@@ -79,20 +80,21 @@ def _check_unwrapped(model: torch.nn.Module) -> None:
         )
 
 
-def _check_weight(name: str, weight: torch.Tensor) -> None:
+def _check_weight(name: str, layer: torch.nn.Module, weight: torch.Tensor) -> None:
     if weight.is_meta:
         raise InvalidArgumentError(f"apply: the weight of {name} is not loaded", hint="load the model's weights first")
-    if is_spread(weight):
+    if is_spread(weight) and not is_planned(layer):
         raise InvalidArgumentError(
-            f"apply: the weight of {name} is spread over devices (DTensor), and is packed only as a whole",
-            hint="quantise first: apply(model, quantize=...), then fully_shard(model); for a tensor-parallel plan leave"
-            " out quantize",
+            f"apply: the weight of {name} is spread over devices (DTensor), by no tensor-parallel plan",
+            hint="quantise first: apply(model, quantize=...), then fully_shard(model)",
         )
 
 
 def _unlike(layer: DenseLayer) -> str:
     if "weight" not in layer._parameters:
         return "not packed: its weight is made of other tensors, as by torch's prune or weight_norm"
+    if is_planned(layer):
+        return ""
     if "forward" in vars(layer):
         return "not packed: another program has replaced its forward"
     kind = type(layer.weight.data)

@@ -11,19 +11,19 @@ import torch
 from transformers import PreTrainedModel
 
 from ...errors import InvalidArgumentError, RegistryError, UnknownNameError
-from ...nn import ActOrderLinear, PackedA8Linear, PackedLinear, ScaledLinear
+from ...nn import ActOrderLinear, PackedA8Linear, ScaledLinear
 from ...nn.scaled_experts import ExpertWeights
-from ...nn.scaled_linear import rounded_rows
-from ...packed import quantize
 from ...problem import dtype_name
 from .adapters import lora_layers
 from .packable import packable
+from .parallel.agreeing import mesh_of, raise_together
 from .quantization import RegistryConfig, RegistryQuantizer
-from .quantization.dense import DenseLayer, matrix
-from .quantization.experts import DOWN, GATE_UP, packed_experts, put_experts, rounded
+from .quantization.experts import DOWN, GATE_UP, packed_experts
 from .quantization.fitting import group_size_for
+from .quantization.packing import packed_experts_of, packed_form, put_packed_experts
 from .quantization.replacing import PackedLayer, packed_layers, put_packed
 from .report import ApplyReport
+from .swapping import carry_hooks
 
 _FORMATS: Mapping[str, Mapping[str, Any]] = {
     "int8": {"bits": 8},
@@ -36,8 +36,6 @@ _FORMATS: Mapping[str, Mapping[str, Any]] = {
     "w4a8": {"bits": 4, "activations": "int8"},
 }
 GROUP_SIZE = 128
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""How the names of a module's tables of hooks begin."""
 _PACKED = "packed_by_apply"
 """The attribute of layers whose weights in full precision ``apply`` has dropped."""
 
@@ -101,23 +99,26 @@ def packing_of(model: torch.nn.Module, config: RegistryConfig, *, lm_head: bool,
     found = packable(model, config, lm_head=lm_head)
     for name, reason in found.left.items():
         report.leave(reason, name)
-    layers = {name: _named(name, _packed, layer, config) for name, layer in found.layers.items()}
-    experts = {name: _named(name, _packed_experts, module, config) for name, module in found.experts.items()}
+    mesh = mesh_of(model)
+    faults: list[RegistryError] = []
+    layers = {name: _named(name, faults, mesh, packed_form, layer, config) for name, layer in found.layers.items()}
+    experts = {name: _named(name, faults, mesh, _packed_experts, one, config) for name, one in found.experts.items()}
+    raise_together(next(iter(faults), None), mesh)
     return Packing(config, layers, experts)
 
 
 def put(model: torch.nn.Module, packing: Packing, report: ApplyReport) -> None:
     """Replace a model's layers by their packed forms, which ``save_pretrained`` then writes."""
     for name, layer in packing.layers.items():
-        _carry_hooks(model.get_submodule(name), layer)
+        carry_hooks(model.get_submodule(name), layer)
         put_packed(model, name, layer)
         layer.__dict__[_PACKED] = True
         report.add(f"linear packed in {packing.config.bits} bits", name)
     for name, (gate_up, down) in packing.experts.items():
         plain = model.get_submodule(name)
-        put_experts(model, name, gate_up, down)
+        put_packed_experts(model, name, gate_up, down)
         packed = model.get_submodule(name)
-        _carry_hooks(plain, packed)
+        carry_hooks(plain, packed)
         packed.__dict__[_PACKED] = True
         report.add(f"experts packed in {packing.config.bits} bits", name)
     for layer in lora_layers(model):
@@ -128,13 +129,6 @@ def put(model: torch.nn.Module, packing: Packing, report: ApplyReport) -> None:
         quantizer = RegistryQuantizer(copy.deepcopy(packing.config), pre_quantized=False)
         quantizer.postprocess_model(each)
         each.hf_quantizer = quantizer
-
-
-def _carry_hooks(dense: torch.nn.Module, packed: torch.nn.Module) -> None:
-    """Let a packed layer, or experts, have the hooks of the dense one; their handles go on removing them."""
-    for name, hooks in vars(dense).items():
-        if name.startswith(_HOOKS) and name in vars(packed):
-            packed.__dict__[name] = hooks
 
 
 def lost_weights(model: torch.nn.Module) -> bool:
@@ -189,25 +183,20 @@ def _words(bits: int, size: int, symmetric: bool, codebook: str | None, activati
     return f"{kind} in groups of {size}{beside}"
 
 
-def _named(name: str, make: Any, *args: Any) -> Any:
-    """``make(*args)``; faults name the layer."""
+def _named(name: str, faults: list[RegistryError], mesh: Any, make: Any, *args: Any) -> Any:
+    """``make(*args)``; faults name the layer. With a mesh they are noted, since other ranks go on to the next layer."""
     try:
         return make(*args)
     except RegistryError as fault:
-        raise InvalidArgumentError(f"apply: {name}: {fault.message}", hint=fault.hint) from fault
-
-
-def _packed(layer: DenseLayer, config: RegistryConfig) -> PackedLayer:
-    weight, activations = matrix(layer), config.activations
-    if config.rounded_to is not None:
-        return ScaledLinear(*rounded_rows(weight, config.rounded_to))
-    size = group_size_for(config, weight.shape[1])
-    packed = quantize(weight, config.bits, size, config.symmetric, config.codebook)
-    return PackedLinear(packed) if activations is None else PackedA8Linear(packed, None, activations)
+        told = InvalidArgumentError(f"apply: {name}: {fault.message}", hint=fault.hint)
+        if mesh is None:
+            raise told from fault
+        faults.append(told)
+        return None
 
 
 def _packed_experts(module: torch.nn.Module, config: RegistryConfig) -> tuple[ExpertWeights, ...]:
-    return tuple(rounded(getattr(module, part).data, config) for part in (GATE_UP, DOWN))
+    return tuple(packed_experts_of(module, part, config) for part in (GATE_UP, DOWN))
 
 
 def _refuse_merging(layer: Any) -> None:

@@ -13,6 +13,8 @@ _Forward = TypeVar("_Forward", bound=Callable[..., Any])
 
 _OWN = "registry_"
 """How the names of attributes begin that a swapped module has in addition."""
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""How the names of a module's tables of hooks begin."""
 _LAYER = "registry_layer"
 """The attribute of the forward of a layer of ours that Hugging Face's kernelize has put on modules, and its name in
 those that were swapped afterwards."""
@@ -98,6 +100,13 @@ def has_hooks(module: torch.nn.Module) -> bool:
     """Whether a call of a module runs more than its class's forward: hooks, or a forward of its own."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hooks) or ("forward" in module.__dict__ and not _computes_as_class(module))
+
+
+def carry_hooks(module: torch.nn.Module, other: torch.nn.Module) -> None:
+    """Let a module that takes another one's place have its hooks; their handles go on removing them."""
+    for name, hooks in vars(module).items():
+        if name.startswith(_HOOKS) and name in vars(other):
+            other.__dict__[name] = hooks
 
 
 def other_forward(module: torch.nn.Module) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,18 @@ def test_logits_are_the_models_and_the_ops_run(family: str, monkeypatch: pytest.
         assert called(lambda: model(tokens), tmp_path) == CALLS[family]
         assert (model(tokens).logits - expected).abs().max() < 1e-5
         assert (model(tokens, use_cache=False).logits - expected).abs().max() < 1e-5
+
+
+def test_a_norm_with_an_offset_takes_float64() -> None:
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
+
+    from registry.integrations.hf_kernels.layers import RmsNormLayer
+
+    norm: Any = Qwen3_5RMSNorm(16).double()
+    generator = torch.Generator().manual_seed(1)
+    norm.weight.data.normal_(generator=generator)
+    x = torch.randn(4, 16, dtype=torch.float64, generator=generator)
+    torch.testing.assert_close(RmsNormLayer.forward(norm, x), type(norm).forward(norm, x), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -73,6 +73,23 @@ def test_layers_of_one_input_learn_as_one_product_and_alone_where_one_is_frozen(
         assert gradients[0].untyped_storage().data_ptr() == gradients[1].untyped_storage().data_ptr()
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_biases_of_packed_layers_of_one_input_learn(frozen: bool) -> None:
+    applied, plain = (tiny("llama", num_hidden_layers=1, attention_bias=True) for _ in range(2))
+    apply(applied, quantize="int4", group_size=32)
+    apply(plain, quantize="int4", group_size=32)
+    plain.dequantize()
+    names = ("k_proj", "v_proj", "o_proj", *(() if frozen else ("q_proj",)))
+    for model in (applied, plain):
+        model.model.layers[0].self_attn.q_proj.bias.requires_grad_(not frozen)
+        model(prompt(), labels=prompt()).loss.backward()
+    for name in names:
+        found, expected = (model.model.layers[0].self_attn.get_submodule(name).bias.grad for model in (applied, plain))
+        assert found is not None, name
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-3)
+    assert frozen is (applied.model.layers[0].self_attn.q_proj.bias.grad is None)
+
+
 def test_of_a_gated_mlp_autograd_keeps_no_more_than_gate_and_up_beside_inputs() -> None:
     """And neither the activation's result nor queries and keys before their rotation."""
     _, model = pair(dtype=torch.bfloat16)
@@ -156,6 +173,29 @@ def test_a_conversion_joins_the_weights_again() -> None:
     applied.to(torch.bfloat16)
     assert group_of(applied).is_one
     assert applied(prompt()).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("family", ["gemma3", pytest.param("llama", marks=pytest.mark.thorough)])
+def test_an_applied_model_is_exported(family: str) -> None:
+    model = tiny(family, num_hidden_layers=1)
+    with torch.no_grad():
+        expected = model(prompt()).logits
+        apply(model)
+        program = torch.export.export(model, (prompt(),), {"use_cache": False}, strict=False)
+        found = program.module()(prompt(), use_cache=False).logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_an_applied_model_that_is_converted_to_float64_computes_in_it(family: str) -> None:
+    model = tiny(family)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(prompt()).logits
+        apply(model)
+        model(prompt())  # what is made at the first call is of float32
+        found = model.double()(prompt()).logits
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
 def test_weights_that_were_replaced_are_what_is_multiplied_by() -> None:

@@ -158,3 +158,22 @@ def test_weights_that_no_function_returns_are_refused(compiled: bool) -> None:
 
     with pytest.raises(RegistryError, match=r"output_attentions=True: the model's file has no .*\n.*returns weights"):
         (torch.compile(attend, fullgraph=True, backend="eager") if compiled else attend)()
+
+
+def test_a_mask_that_is_computed_from_activations_learns() -> None:
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn((2, heads, 5, 8), generator=generator) for heads in (4, 2, 2))
+    added = torch.randn((2, 4, 5, 5), generator=generator)
+    module, found = torch.nn.Module(), []
+    module.num_key_value_groups = 2  # type: ignore[assignment]
+    for dtype in (torch.float32, torch.float64):
+        mask = added.to(dtype, copy=True).requires_grad_()
+        if dtype is torch.float32:
+            out, _ = registry_attention(module, q, k, v, mask)
+        else:
+            every = (each.double().repeat_interleave(2, 1) for each in (k, v))
+            out = torch.nn.functional.scaled_dot_product_attention(q.double(), *every, attn_mask=mask).transpose(1, 2)
+        out.square().sum().backward()
+        assert mask.grad is not None
+        found.append(mask.grad)
+    torch.testing.assert_close(found[0].double(), found[1], atol=1e-5, rtol=1e-4)

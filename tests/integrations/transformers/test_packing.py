@@ -57,6 +57,18 @@ def test_hooks_of_a_packed_layer_go_on_and_are_removed() -> None:
     assert len(seen) == 2
 
 
+def test_hooks_of_a_packed_layer_go_on_where_it_is_dequantised() -> None:
+    model, seen = llama(num_hidden_layers=1), []
+    apply(model, quantize="int4")
+    handle = model.model.layers[0].mlp.down_proj.register_forward_hook(lambda *_: seen.append("down"))
+    model.dequantize()
+    logits(model)
+    assert seen == ["down"]
+    handle.remove()
+    logits(model)
+    assert seen == ["down"]
+
+
 # --- a second call
 
 

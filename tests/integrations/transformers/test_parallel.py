@@ -120,29 +120,22 @@ def one_rank() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def spread_model(way: str) -> Any:
+def spread_model() -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-    model, mesh = tiny("llama"), init_device_mesh("cpu", (1,))
-    if way == "fsdp2":
-        return fully_shard(model, mesh=mesh)
-    parallelize_module(model.model.layers[1], mesh, {"mlp.up_proj": ColwiseParallel()})
-    return model
+    return fully_shard(tiny("llama"), mesh=init_device_mesh("cpu", (1,)))
 
 
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("way", ["fsdp2", "tensor_parallel"])
 @pytest.mark.parametrize("quantize", ["int4", "fp8"])
-def test_weights_that_are_spread_are_not_packed_and_nothing_changes(way: str, quantize: Any) -> None:
+def test_weights_that_are_spread_by_no_plan_are_not_packed_and_nothing_changes(quantize: Any) -> None:
     from registry.integrations.transformers import apply
     from registry.integrations.transformers.swapping import swapped
 
-    model = spread_model(way)
+    model = spread_model()
     classes = [type(module) for module in model.modules()]
-    name = r"layers\.1\.mlp\.up_proj" if way == "tensor_parallel" else "q_proj"
-    message = rf"the weight of .*{name} is spread over devices \(DTensor\).*\n.*quantise first: apply"
+    message = r"the weight of .*q_proj is spread over devices \(DTensor\).*\n.*quantise first: apply"
     with pytest.raises(InvalidArgumentError, match=message):
         apply(model, quantize=quantize)
     assert [type(module) for module in model.modules()] == classes
@@ -162,7 +155,7 @@ def test_a_model_in_ddp_is_not_packed() -> None:
 def test_what_fsdp_has_spread_is_left_with_a_reason_that_can_be_read() -> None:
     from registry.integrations.transformers import apply
 
-    report = apply(spread_model("fsdp2"))
+    report = apply(spread_model())
     told = "its weights are spread over devices (DTensor): apply first, then shard"
     parts = ("norm", "linear", "gated MLP", "loss without logits in training")
     appends = "rotary positions with the append to a static cache"

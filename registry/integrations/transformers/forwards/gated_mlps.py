@@ -11,7 +11,7 @@ from ..proofs import disagreement
 from ..swapping import has_hooks, other_forward, swap, unswap
 from .activations import ActivatedForward, activation_kind, kind_now
 from .gated_gradients import down_of_gated
-from .linears import AnyLinear, LinearGroup
+from .linears import AnyLinear, LinearGroup, is_joinable
 
 _ACTIVATIONS = ("act_fn", "activation_fn", "act")
 _JOINT = ("gate_up_proj",)
@@ -64,7 +64,7 @@ def gate_and_up(module: torch.nn.Module) -> tuple[AnyLinear, AnyLinear] | None:
     gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
     if not isinstance(gate, AnyLinear) or not isinstance(up, AnyLinear) or not isinstance(down, torch.nn.Module):
         return None
-    if not {type(gate), type(up)} <= {torch.nn.Linear, PackedLinear} or other_forward(gate) or other_forward(up):
+    if not is_joinable(gate) or not is_joinable(up):
         return None
     return (gate, up) if (gate.in_features, gate.out_features) == (up.in_features, up.out_features) else None
 

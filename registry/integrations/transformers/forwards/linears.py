@@ -17,7 +17,8 @@ from ....nn import PackedLinear
 from ....nn.packed_linear import product_op
 from ....packed import PackedWeight
 from ....tracing import constant_while_tracing, trace_number, version_of, versions_of
-from ..swapping import Swapped, has_hooks
+from ..parallel.layers import ShardedLayer, ShardedPackedLinear
+from ..swapping import Swapped, has_hooks, other_forward
 
 AnyLinear = torch.nn.Linear | PackedLinear
 
@@ -35,6 +36,14 @@ class LinearForward(Swapped):
             return plain
         y: torch.Tensor = call("linear", x, weight, self.bias)
         return y
+
+
+def is_joinable(layer: object) -> bool:
+    """Whether a layer may be one product with others of its input: linear or packed, and computed by its class."""
+    if isinstance(layer, ShardedLayer):
+        return type(layer) is ShardedPackedLinear and layer.hands_parts_on
+    known = isinstance(layer, torch.nn.Module) and type(layer) in {torch.nn.Linear, PackedLinear}
+    return known and not other_forward(layer)  # type: ignore[arg-type]
 
 
 def is_bare(layer: torch.nn.Module) -> bool:
@@ -174,6 +183,7 @@ class LinearGroup:
         self._begins: list[int] = []
         self._facts: JointFacts | None = None
         self._is_joined, self._number = False, _known(self)
+        self._is_shared = any(isinstance(layer, ShardedLayer) for layer in self.layers)
 
     @property
     def in_features(self) -> int:
@@ -195,20 +205,44 @@ class LinearGroup:
         if weight is None or x.dtype is not weight.dtype:
             return None
         if isinstance(weight, PackedWeight):
-            packed: torch.Tensor = call(facts.op, x, weight)
-            return packed if bias is None else packed + bias
+            return self._packed_product(x, facts.op, weight, bias)
         if torch.is_autocast_enabled(x.device.type):
             return None
         if torch.is_grad_enabled():
-            held = [part for layer in self.layers for part in _held(layer) if part is not None]
-            learnt = [part for part in held if part.requires_grad]
-            if learnt and (len(learnt) < len(held) or (not is_dynamo_compiling() and differentiating_otherwise())):
+            learnt = self._learnt()
+            if learnt is None:
                 return None
             if learnt:
                 weight = _of_parts(weight, [_main(layer) for layer in self.layers])
                 bias = None if bias is None else _of_parts(bias, [layer.bias for layer in self.layers])
         dense: torch.Tensor = call("linear", x, weight, bias)
         return dense
+
+    def _packed_product(
+        self, x: torch.Tensor, op: str, weight: PackedWeight, bias: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        if self._is_shared and torch.is_grad_enabled() and x.requires_grad:
+            # each layer's plan sums the gradients of the ranks
+            return None
+        learnt = [] if bias is None or not torch.is_grad_enabled() else self._learnt()
+        if learnt is None:
+            return None
+        y: torch.Tensor = call(op, x, weight)
+        if learnt and bias is not None:
+            bias = _of_parts(bias, [layer.bias for layer in self.layers])
+        return y if bias is None else y + bias
+
+    def _learnt(self) -> Sequence[torch.Tensor] | None:
+        """The layers' tensors that learn, all of those that can; None if some do not, so that there is no one product.
+
+        Words, scales and zero points of packed layers learn in no case.
+        """
+        held = [_held(layer)[-1:] if isinstance(layer, PackedLinear) else _held(layer) for layer in self.layers]
+        can = [part for parts in held for part in parts if part is not None]
+        learnt = [one for one in can if one.requires_grad]
+        if learnt and (len(learnt) < len(can) or (not is_dynamo_compiling() and differentiating_otherwise())):
+            return None
+        return learnt
 
     def part(self, x: torch.Tensor, place: int) -> torch.Tensor | None:
         """The output of one layer, from the latest product if that was of ``x`` too; None as in ``product``.

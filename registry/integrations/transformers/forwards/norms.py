@@ -43,12 +43,14 @@ class RmsNormForward(Swapped):
         return y
 
     def _shifted(self, weight: torch.Tensor, offset: float) -> torch.Tensor:
-        """The weight plus the offset in fp32, made once while nothing records its gradient."""
+        """The weight plus the offset in fp32 or wider, made once while nothing records its gradient."""
         if is_dynamo_compiling() or torch.is_grad_enabled() or weight.is_inference():
-            return weight.float() + offset
+            return shifted(weight, offset)
+        if type(weight) not in {torch.nn.Parameter, torch.Tensor}:
+            return shifted(weight, offset)  # torch.export has tensors without memory
         known, now = self.registry_shifted, (weight.data_ptr(), weight._version)
         if known is None or known[:2] != now:
-            known = *now, weight.float() + offset
+            known = *now, shifted(weight, offset)
             object.__setattr__(self, "registry_shifted", known)
         return known[2]
 
@@ -104,6 +106,11 @@ def _only_weight(module: torch.nn.Module) -> torch.Tensor | None:
     weight = parameters.get("weight")
     alone = len(parameters) == 1 and not any(True for _ in module.children())
     return weight if alone and weight is not None and weight.dim() == 1 else None
+
+
+def shifted(weight: torch.Tensor, offset: float) -> torch.Tensor:
+    """A norm's weight plus its offset, in fp32 or, of a float64 weight, in float64, as rms_norm takes it."""
+    return weight.to(torch.promote_types(weight.dtype, torch.float32)) + offset
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:

@@ -12,6 +12,8 @@ from ....errors import InvalidArgumentError
 from ....nn import PackedExpertsMlp, ScaledExperts, ScaledExpertsMlp
 from ....nn.scaled_experts import ExpertWeights
 from ....packed import GROUP_SIZES, PackedExperts, groups, quantize, words, zero_kind
+from ..parallel.layers import ShardedLayer, give_style
+from ..swapping import carry_hooks
 from .config import EXPERT_BITS, RegistryConfig
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
@@ -22,7 +24,7 @@ def expert_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
     """Names and modules of experts that compute what PackedExpertsMlp does, as a small example of each class proves."""
     proved: dict[type, bool] = {}
     for name, module in model.named_modules():
-        if _looks_so(module):
+        if looks_like_experts(module):
             if type(module) not in proved:
                 proved[type(module)] = _computes_so(module)
             if proved[type(module)]:
@@ -52,8 +54,8 @@ def rounded(weights: torch.Tensor, config: RegistryConfig) -> ExpertWeights:
     return PackedExperts.stack([quantize(weight, EXPERT_BITS, size, config.symmetric) for weight in weights])
 
 
-def put_experts(model: torch.nn.Module, name: str, gate_up: ExpertWeights, down: ExpertWeights) -> None:
-    """Replace the experts ``name`` by those of packed or scaled weights, both of one kind."""
+def put_experts(model: torch.nn.Module, name: str, gate_up: ExpertWeights, down: ExpertWeights) -> PackedMlp:
+    """Replace the experts ``name`` by those of packed or scaled weights, both of one kind, and return these."""
     plain = model.get_submodule(name)
     act: Any = plain.act_fn
     packed: PackedMlp
@@ -68,13 +70,14 @@ def put_experts(model: torch.nn.Module, name: str, gate_up: ExpertWeights, down:
     packed.__dict__["plain"] = plain.to("meta")
     packed._is_hf_initialized = True  # type: ignore[assignment]
     model.set_submodule(name, packed)
+    return packed
 
 
 def form_of_experts(experts: PackedMlp) -> dict[str, Any]:
     """What makes ``put_empty_experts`` build such experts, as JSON holds it; a group of all of K is -1."""
     if isinstance(experts, ScaledExpertsMlp):
         return {"activations": experts.down.dtype}
-    size = experts.down.group_size
+    size = experts.shard_plan.group_size if isinstance(experts, ShardedLayer) else experts.down.group_size
     kinds = [zero_kind(part.zeros) for part in (experts.gate_up, experts.down)]
     return {"group_size": size if size in GROUP_SIZES else -1, "zeros": kinds}
 
@@ -86,7 +89,7 @@ def put_empty_experts(model: torch.nn.Module, name: str, form: Mapping[str, Any]
     Raises InvalidArgumentError if the model has no such experts.
     """
     module = dict(model.named_modules()).get(name)
-    if module is None or not _looks_so(module):
+    if module is None or not looks_like_experts(module):
         raise InvalidArgumentError(
             f"RegistryConfig: the checkpoint has packed experts {name}, which {type(model).__name__} has not",
             hint="is the config.json another model's?",
@@ -102,8 +105,12 @@ def unpack_experts(model: torch.nn.Module, dtype: torch.dtype | None = None) -> 
     for name, packed in list(packed_experts(model)):
         plain = copy.copy(packed.__dict__["plain"])
         weights = {GATE_UP: _dense(packed.gate_up, dtype), DOWN: _dense(packed.down, dtype)}
+        if isinstance(packed, ShardedLayer):
+            weights = packed.shard_plan.whole(weights)
         plain._parameters = {part: torch.nn.Parameter(weight) for part, weight in weights.items()}
         model.set_submodule(name, plain.train(packed.training))
+        carry_hooks(packed, plain)
+        give_style(plain, packed)
 
 
 def _dense(experts: ExpertWeights, dtype: torch.dtype | None) -> torch.Tensor:
@@ -112,7 +119,8 @@ def _dense(experts: ExpertWeights, dtype: torch.dtype | None) -> torch.Tensor:
     return experts.dequantize().to(dtype)
 
 
-def _looks_so(module: torch.nn.Module) -> bool:
+def looks_like_experts(module: torch.nn.Module) -> bool:
+    """True for a module that holds the weights of gated experts in two tensors of three dimensions."""
     given = dict(module.named_parameters(recurse=False))
     if set(given) != {GATE_UP, DOWN} or any(weight.dim() != 3 for weight in given.values()):
         return False

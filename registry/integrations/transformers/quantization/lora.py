@@ -10,6 +10,7 @@ from peft import LoraConfig
 from peft.tuners.lora.layer import Linear as LoraLinear
 
 from ....errors import InvalidArgumentError
+from ..parallel.layers import ShardedLayer
 from .dense import DenseLayer
 from .replacing import PackedLayer
 
@@ -50,6 +51,11 @@ def pack_aware(config: LoraConfig, model: torch.nn.Module | None = None) -> Lora
         raise InvalidArgumentError("lora_config: use_dora=True needs weights in full precision", hint="use_dora=False")
     if config.target_modules == "all-linear" and model is not None:
         config.target_modules = _all_linear(model)
+    if model is not None and any(isinstance(module, ShardedLayer) for module in model.modules()):
+        raise InvalidArgumentError(
+            "lora_config: ranks share the model's packed layers, and PEFT would give each rank an adapter of its own",
+            hint="train adapters without a tensor-parallel plan, or in full precision",
+        )
     config._register_custom_module(dict.fromkeys(get_args(PackedLayer), PackedLoraLinear))
     return config
 

@@ -11,14 +11,14 @@ import torch
 from transformers.core_model_loading import ConversionOps, WeightConverter
 
 from ....errors import InvalidArgumentError, RegistryError
-from ....nn import ActOrderLinear, PackedA8Linear, PackedLinear, ScaledLinear
+from ....nn import ActOrderLinear, PackedA8Linear, ScaledLinear
 from ....nn.scaled_experts import ExpertWeights
-from ....nn.scaled_linear import rounded_rows
-from ....packed import SCALE_DTYPES, PackedWeight, quantize
+from ....packed import SCALE_DTYPES, PackedWeight
 from .checkpoints import LayerFormat
-from .dense import DenseLayer, matrix, shape_of
-from .experts import DOWN, GATE_UP, put_experts, rounded
-from .fitting import group_size_for, layer_of
+from .dense import DenseLayer, shape_of
+from .experts import DOWN, GATE_UP
+from .fitting import layer_of
+from .packing import packed_experts_of, packed_form, part_for, put_packed_experts
 from .record import LoadingRecord
 from .replacing import PackedLayer, put_packed
 
@@ -52,7 +52,7 @@ class LayerOperation(ConversionOps):  # type: ignore[misc, unused-ignore]
         held[name] = packed
         both = [f"{layer}.{part}" for part in (GATE_UP, DOWN)]
         if all(part in held for part in both):
-            put_experts(model, layer, *(held.pop(part) for part in both))
+            put_packed_experts(model, layer, *(held.pop(part) for part in both))
 
 
 class PackWeights(LayerOperation):
@@ -75,20 +75,12 @@ class PackWeights(LayerOperation):
         return left
 
     def _pack_linear(self, model: Any, name: str, weight: torch.Tensor) -> None:
-        config, layer = self.record.config, name.removesuffix(".weight")
-        dense = model.get_submodule(layer)
-        weight = matrix(dense, weight)
-        if config.rounded_to is not None:
-            put_packed(model, layer, ScaledLinear(*rounded_rows(weight, config.rounded_to)))
-            return
-        size = group_size_for(config, weight.shape[1])
-        packed = quantize(weight, config.bits, size, config.symmetric, config.codebook)
-        activations = config.activations
-        made = PackedLinear(packed) if activations is None else PackedA8Linear(packed, None, activations)
-        put_packed(model, layer, made)
+        layer = name.removesuffix(".weight")
+        put_packed(model, layer, packed_form(model.get_submodule(layer), self.record.config, weight))
 
     def _pack_experts(self, model: Any, name: str, weights: torch.Tensor) -> None:
-        self.hold(model, name, rounded(weights, self.record.config))
+        layer, _, part = name.rpartition(".")
+        self.hold(model, name, packed_experts_of(model.get_submodule(layer), part, self.record.config, weights))
 
 
 class ReadPacked(LayerOperation):
@@ -121,7 +113,7 @@ class ReadPacked(LayerOperation):
                 return ActOrderLinear(weight, tensors["order"])
             return layer_of(weight)
 
-        self.put(layer, lambda: put_packed(model, layer, made()), missing_keys, "weight")
+        self.put(layer, lambda: put_packed(model, layer, part_for(module, made())), missing_keys, "weight")
         return {}
 
 

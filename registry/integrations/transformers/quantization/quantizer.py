@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from ....errors import InvalidArgumentError, RegistryError
 from ....nn import PackedLinear, ScaledExpertsMlp, ScaledLinear
 from ....problem import dtype_name
+from ..parallel.agreeing import mesh_of, raise_together
+from ..parallel.layers import gathered
 from .checkpoints import METHOD, PackedForm, TensorFiles
 from .config import EXPERT_BITS, OTHER_EXPERTS, RegistryConfig
 from .dense import linear_layers
@@ -32,6 +35,7 @@ from .experts import (
 from .initialising import guard_packed_layers, unguard
 from .missing import check_complete
 from .operations import PackWeights, is_ours, read_packed
+from .packing import needs_whole, part_read
 from .record import LoadingRecord
 from .replacing import form_of, packed_layers, unpack_layers
 from .weight_readers import weight_readers
@@ -105,6 +109,16 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         known: torch.dtype | None = None if is_ours(converter) else super().get_new_dtype(converter, param, dtype)
         return known
 
+    def update_parallel_plan(self, model: Any, plan: dict[str, str]) -> None:
+        """Have each rank read those weights as a whole that are rounded or saved so, and take its part of them."""
+        if plan is not model.tp_plan or not (self.pre_quantized or needs_whole(self.quantization_config)):
+            return
+        styles = self.record.to_pack | self.record.expert_parameters
+        for name in sorted(styles):
+            generic = re.sub(r"\.\d+(?=\.)", ".*", name)
+            if generic in plan or generic.rpartition(".")[0] in plan:
+                plan[generic] = "replicate"
+
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **kwargs: Any) -> None:
         config, format_ = self.quantization_config, self.record.format
         guard_packed_layers(model)
@@ -135,7 +149,9 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         unguard(model)
-        _raise_faults(self.record.faults)
+        if mesh_of(model) is not None:
+            part_read(model)
+        raise_together(_first_fault(self.record.faults), mesh_of(model))
         check_complete(model, self.record)
         for note in self.record.format.notes:
             warnings.warn(f"RegistryConfig: {note}", stacklevel=2)
@@ -181,7 +197,7 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """The model's tensors, contiguous: those of layers that share one product are columns of it."""
-        return {name: tensor.contiguous() for name, tensor in model.state_dict().items()}, {}
+        return {name: gathered(tensor).contiguous() for name, tensor in model.state_dict().items()}, {}
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
         """True: packed tensors are saved as they are."""
@@ -209,8 +225,11 @@ def _tell_of(reason: str, layers: list[str]) -> None:
         warnings.warn(f"RegistryConfig: {layers[0]}{others} not packed: {reason}", stacklevel=2)
 
 
-def _raise_faults(faults: dict[str, RegistryError]) -> None:
-    if faults:
-        first = next(iter(faults.values()))
-        others = f" (and {len(faults) - 1} other layers)" if len(faults) > 1 else ""
-        raise InvalidArgumentError(f"RegistryConfig: {first.message}{others}", hint=first.hint) from first
+def _first_fault(faults: dict[str, RegistryError]) -> RegistryError | None:
+    if not faults:
+        return None
+    first = next(iter(faults.values()))
+    others = f" (and {len(faults) - 1} other layers)" if len(faults) > 1 else ""
+    told = InvalidArgumentError(f"RegistryConfig: {first.message}{others}", hint=first.hint)
+    told.__cause__ = first
+    return told

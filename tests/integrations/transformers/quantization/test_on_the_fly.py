@@ -262,7 +262,7 @@ def test_nothing_is_held_in_full_precision_beside_the_layer_that_is_packed(
         seen.append(len(dense))
         return plainly(weight, *rest)
 
-    monkeypatch.setattr("registry.integrations.transformers.quantization.operations.quantize", watching)
+    monkeypatch.setattr("registry.integrations.transformers.quantization.packing.quantize", watching)
     packed(plain, group_size=32)
     assert len(seen) == 7
     assert max(seen) == 1
