@@ -117,8 +117,30 @@ class TimedPlan:
         if isinstance(between, BetweenMutations):
             cold = session.device.type == "cuda" and session.protocol.regime == "cold"
             flush = flushes_of(2 * session.protocol.cache_bytes, session.device).flush if cold else None
-            between.refresh({place: values[place] for place in session.mutated}, self._kept_mutation, flush)
+            mutated = {place: values[place] for place in session.mutated}
+            between.refresh(mutated, self._kept_mutation, flush, self._rigid(session.mutated))
+        if self._judged or self._mutates:
+            fixed = session.fixed(self._exchangeable())
+            between.exchange({place: values[place] for place in fixed}, session.other_draws(fixed))
         return between
+
+    def _rigid(self, places: Sequence[int]) -> list[int]:
+        """Those of some places that hold integers of which the op does not say that they are independent."""
+        session = self._session
+        values = session.values(session.timed_kind)
+        return [
+            place
+            for place in places
+            if place not in session.independent
+            and not all(each.is_floating_point() for each in tensors_in((values[place],)))
+        ]
+
+    def _exchangeable(self) -> tuple[int, ...]:
+        """Places of the arguments that may be of another draw; none where weights that stay may depend on the others."""
+        session = self._session
+        if self._plan.prepared and not session.is_mixable:
+            return ()
+        return self._places()
 
     def _looked_at(self) -> list[SpreadElements]:
         # an output may be empty, e.g. the gradient of a bias that is not given
