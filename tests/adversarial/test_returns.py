@@ -65,7 +65,7 @@ def test_whoever_returns_or_prepares_something_else_is_refused(run: CheatingRun,
         assert name not in run.winners.values()
         return
     assert run.trials[name].status == status, run.trials[name].message
-    # a busy machine may take too few samples for one to be judged; a sum of inputs does not tell in which order they come
+    # a busy machine may take too few samples for one to be judged; a sum of inputs does not tell their order
     others = ("a sample left a wrong output", "after timing, ") if name in (*AS_TIMED, "kept") else ()
     assert any(each in run.trials[name].message for each in (words, *others)), run.trials[name].message
 

@@ -66,8 +66,9 @@ class Contest:
     follows: bool = False
     """Whether it follows a contest whose finalists were found wrong: those behind them may not have met all probes."""
     verified: int = 0
-    """The block after which entrants are verified, where that is one alone. It is drawn: code that counts its processes,
-    to be honest in that one, cannot know which it is."""
+    """The block after which entrants are verified, where that is one alone.
+
+    It is drawn: code that counts its processes, to be honest in that one, cannot know which it is."""
     _ranking: list[Candidate] = field(default_factory=list)
     """Who may challenge after the pre-final, fastest first."""
 

@@ -67,7 +67,7 @@ _FEWEST_CALLS = 16
 _CLOCK_US = 10.0
 """A launch of so many µs has the clock, which takes 0.1 µs, read after each."""
 _HOT_SHARES = {"cuda_event": 1 / 2, "perf_counter": 1 / 32}
-"""The part of the last-level cache that the copies of a hot working set take, on a CPU as much as a core's own cache."""
+"""The part of the last-level cache that hot copies take, on a CPU as much as a core's own cache."""
 _ROOM_SHARE = 1 / 256
 """The part of a GPU's memory that copies may take so that none comes twice in a sample: on an H200 as many bytes as
 100 µs can move."""

@@ -19,8 +19,8 @@ _LATER = 2
 FEWEST_CALLS = _LATER + 1
 """Calls by which something is found."""
 _KEPT = (
-    "it keeps memory that it has returned, after its caller has let go of it: a later call may write there while another"
-    " caller still uses the result. Return new memory in each call, and keep none of it"
+    "it keeps memory that it has returned, after its caller has let go of it: a later call may write there while"
+    " another caller still uses the result. Return new memory in each call, and keep none of it"
 )
 
 

@@ -269,9 +269,7 @@ class Session:
             place
             for place in places
             if (tensors := tensors_in((values[place],)))
-            and not (
-                self.is_mixable and all(each.is_floating_point() or place in self.independent for each in tensors)
-            )
+            and not (self.is_mixable and all(each.is_floating_point() or place in self.independent for each in tensors))
         )
 
     def other_draws(self, places: tuple[int, ...]) -> Iterator[Mapping[int, Any]]:

@@ -136,7 +136,7 @@ class TimedPlan:
         ]
 
     def _exchangeable(self) -> tuple[int, ...]:
-        """Places of the arguments that may be of another draw; none where weights that stay may depend on the others."""
+        """Places of the arguments that may be of another draw; none where weights that stay may depend on others."""
         session = self._session
         if self._plan.prepared and not session.is_mixable:
             return ()

@@ -1,4 +1,4 @@
-"""A plugin file with ops of its own that tell nothing of their integers, and implementations that trust that these stay.
+"""A plugin file with ops that tell nothing of their integers, and implementations that trust that these stay.
 
 To make something of the integers takes most of the time. Who remembers it looks at a few of them, and computes again
 where these are others: every result is right.
@@ -18,7 +18,7 @@ import registry
 from registry import Arguments, Floor, Op, Tolerance
 from registry.artifact import Built
 from registry.device import Device
-from registry.implementation import Implementation, Run, Tensors
+from registry.implementation import Implementation, Run
 from registry.problem import Problem
 from registry.space import Config
 

@@ -42,7 +42,9 @@ def test_whoever_owns_what_it_has_returned_is_refused_before_its_ring_comes_roun
     )
 
 
-def test_a_ring_of_memory_that_another_library_owns_comes_round(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ring_of_memory_that_another_library_owns_comes_round(
+    trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # a busy machine must not end the calls before
     monkeypatch.setattr("registry.tuner.verify.timed._OTHERS_CALLS_S", 60.0)
     found = trials.of("ring.many_views", LARGE)
