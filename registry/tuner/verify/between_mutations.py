@@ -33,7 +33,7 @@ class BetweenMutations(BetweenSamples):
 
     _fresh: Mapping[int, Any] = {}
     _rigid: Mapping[int, Any] = {}
-    """Those of which no elements may move."""
+    """Place -> value of mutated arguments whose elements may not move."""
     _keep_mutation: KeepMutation | None = None
     _flush: Callable[[], object] | None = None
     _drawn_copy: tuple[int, tuple[Any, ...], int] | None = None

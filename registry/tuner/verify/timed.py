@@ -125,7 +125,7 @@ class TimedPlan:
         return between
 
     def _rigid(self, places: Sequence[int]) -> list[int]:
-        """Those of some places that hold integers of which the op does not say that they are independent."""
+        """The places, of some, of integers of which the op does not say that they are independent."""
         session = self._session
         values = session.values(session.timed_kind)
         return [
