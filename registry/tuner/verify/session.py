@@ -260,7 +260,7 @@ class Session:
         return tuple(place for place, name in enumerate(self.op.parsed.names) if name in self.op.independent)
 
     def fixed(self, places: Iterable[int]) -> tuple[int, ...]:
-        """The places, of some, of tensors that no change of single elements fits: integers that may be indices or codes.
+        """The places, of some, of tensors that no change of single elements fits: integers, maybe indices or codes.
 
         Of an op that makes no sense of mixed inputs, all.
         """
