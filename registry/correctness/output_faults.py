@@ -32,7 +32,7 @@ def output_faults(
     """Faults of outputs besides wrong numbers, in words; empty when there are none.
 
     Number, kind (``plain_fault``), shape, dtype, device and strides against ``specs``; memory shared with an argument
-    or another output; and what autograd holds of an output, unless an argument requires a gradient.
+    or another output.
     """
     if len(outputs) != len(specs):
         return [f"{len(outputs)} outputs returned, expected {len(specs)}"]
@@ -42,9 +42,6 @@ def output_faults(
     arguments = tensors_in(values)
     if any(map(plain_fault, outputs)):
         return faults
-    if not any(argument.requires_grad for argument in arguments):
-        bound = zip(specs, map(_bound, outputs), strict=True)
-        faults += [f"{name} {fault}" for name, fault in bound if fault]
     for place, (name, output) in enumerate(zip(specs, outputs, strict=True)):
         if any(overlap(output, argument) for argument in arguments):
             faults.append(f"{name} shares memory with an argument")
@@ -69,15 +66,6 @@ def plain_fault(output: object) -> str:
         return "is a lazy copy, which shares memory with another tensor until somebody writes to it"
     if hidden := [part for part in vars(output) if hasattr(torch.Tensor, part)]:
         return f"has an attribute {hidden[0]} that hides torch.Tensor's"
-    return ""
-
-
-def _bound(output: torch.Tensor) -> str:
-    """Why an output of a call on tensors without gradients cannot be used as any tensor; "" if it can."""
-    if output.requires_grad:
-        return "requires a gradient, which nobody asked for: it holds a graph with what that needs; detach it"
-    if output.is_inference() and not torch.is_inference_mode_enabled():
-        return "is an inference tensor, which autograd refuses to save; do not enter torch.inference_mode()"
     return ""
 
 

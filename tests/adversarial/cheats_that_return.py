@@ -134,26 +134,6 @@ class ALazyCopy(Returning):
         return torch._lazy_clone(self._kept)
 
 
-class AnInferenceTensor(Returning):
-    """Autograd cannot save it."""
-
-    name = "return.inference"
-
-    def square(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode():
-            return x * x
-
-
-class ATensorWithAGraph(Returning):
-    """Holds its input, and whatever its caller makes of it, by autograd's graph."""
-
-    name = "return.graph"
-
-    def square(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():
-            return x * x.detach().requires_grad_()
-
-
 class APatchedTensor(Returning):
     """Never computed; what asks for its negation, or a tensor without a graph, has one that is."""
 

@@ -25,8 +25,6 @@ REFUSED = {
     "functional": ("wrong_result", "torch treats it as Functionalize"),
     "negation": ("wrong_result", "torch treats it as Negative"),
     "lazy_copy": ("wrong_result", "is a lazy copy, which shares memory with another tensor"),
-    "inference": ("wrong_result", "is an inference tensor, which autograd refuses to save"),
-    "graph": ("wrong_result", "requires a gradient, which nobody asked for"),
     "patched": ("wrong_result", "an attribute detach that hides torch.Tensor's"),
     "sparse": ("wrong_result", "the layout torch.sparse_coo"),
     "mkldnn": ("wrong_result", "the layout torch._mkldnn"),
