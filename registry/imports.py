@@ -15,6 +15,8 @@ _COUNTED_ELSEWHERE = frozenset({*sys.stdlib_module_names, "torch", "triton", __n
 _IMPORTERS = frozenset({"import_module", "__import__"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _MAX_NAME = 255
+KERNEL_SUFFIXES = (".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".inc", ".ptx", ".cl", ".ll")
+"""Ends of the names of files that hold the source of kernels."""
 
 
 @lru_cache(maxsize=256)
@@ -55,12 +57,22 @@ def _imported_by(call: ast.Call) -> str:
     return ""
 
 
+def file_names_in(text: str, suffixes: tuple[str, ...] = (".py",)) -> tuple[str, ...]:
+    """Every text constant of Python ``text`` that could name a file with one of the suffixes, a Python file if none."""
+    return tuple(name for name in _names_in(text) if name.endswith(suffixes))
+
+
+def folder_names_in(text: str) -> tuple[str, ...]:
+    """Every text constant of Python ``text`` that is an identifier, or several with slashes between: maybe a folder."""
+    return tuple(name for name in _names_in(text) if all(map(str.isidentifier, name.split("/"))))
+
+
 @lru_cache(maxsize=256)
-def file_names_in(text: str) -> tuple[str, ...]:
-    """Every text constant of Python ``text`` that could name a Python file."""
+def _names_in(text: str) -> tuple[str, ...]:
+    """Every text constant of Python ``text`` that is short enough to be a name."""
     constants = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
-    names = (value for value in constants if isinstance(value, str) and value.endswith(".py"))
-    return tuple(dict.fromkeys(name for name in names if len(name) <= _MAX_NAME and "\n" not in name))
+    names = (value for value in constants if isinstance(value, str) and 0 < len(value) <= _MAX_NAME)
+    return tuple(dict.fromkeys(name for name in names if "\n" not in name))
 
 
 def find_spec(name: str) -> ModuleSpec | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -13,7 +13,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from .fingerprint import PythonText, has_source, is_kernel_text, module_text
-from .imports import file_names_in, find_spec, imports_of, installed_package
+from .imports import KERNEL_SUFFIXES, file_names_in, find_spec, folder_names_in, imports_of, installed_package
 
 _Sources = tuple[ModuleType | str, ...]
 
@@ -68,6 +68,28 @@ def source_modules(module: ModuleType, *, late: bool = True) -> _Sources:
     loaded by its file's name, is a PythonText. Python's own library, torch, Triton and this package are left out:
     winners are stored with their versions. Without ``late`` imports inside functions do not count.
     """
+    found, versions = _reached(module, late=late)
+    return (*(each.source for each in found), *(versions[name] for name in sorted(versions)))
+
+
+def source_texts(*definitions: type | FunctionType) -> Mapping[str, tuple[str, str]]:
+    """The name of each source of classes or functions -> its file and its text, as this process has read them.
+
+    Sources are those of ``source_modules``, and the kernel sources that these name: files such as ``k.cu`` beside a
+    module or in a folder beside it that the module names. Installed packages are left out, since nobody edits them.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for name in dict.fromkeys(definition.__module__ for definition in definitions):
+        module = sys.modules.get(name)
+        for each in _reached(module)[0] if module is not None and has_source(module) else ():
+            found[each.name] = each.file, each.text
+            for file in _kernel_files(each):
+                found[str(file)] = str(file), file.read_text(errors="replace")
+    return found
+
+
+def _reached(module: ModuleType, *, late: bool = True) -> tuple[Collection[_Found], Mapping[str, PythonText]]:
+    """Sources that ``module`` imports, itself among them, and the versions of installed packages by their names."""
     start = _Found(module.__name__, module.__package__ or "", module_text(module), module, module.__file__ or "")
     top = (start.package or start.name).partition(".")[0]
     found: dict[str, _Found] = {start.name: start}
@@ -89,7 +111,7 @@ def source_modules(module: ModuleType, *, late: bool = True) -> _Sources:
             if other is not None and other.name not in found:
                 found[other.name] = other
                 waiting.append(other)
-    return (*(each.source for each in found.values()), *(versions[name] for name in sorted(versions)))
+    return found.values(), versions
 
 
 @dataclass(frozen=True)
@@ -125,6 +147,16 @@ def _loaded_files(found: _Found) -> Iterator[_Found]:
         if file.is_file() and file != Path(found.file):
             text = PythonText(file.read_text())
             yield _Found(str(file), "", text, text, str(file))
+
+
+def _kernel_files(found: _Found) -> Iterator[Path]:
+    """The files of kernel source that a module names, beside it or in a folder beside it that it names."""
+    if not found.file:
+        return
+    folder = Path(found.file).parent
+    folders = [folder, *(folder / name for name in folder_names_in(found.text) if (folder / name).is_dir())]
+    for name in file_names_in(found.text, KERNEL_SUFFIXES):
+        yield from filter(Path.is_file, (each / name for each in folders))
 
 
 def _definition_text(definition: type | FunctionType) -> PythonText:

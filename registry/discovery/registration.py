@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from inspect import getattr_static
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ _DEVICES = frozenset({"cpu", "cuda"})
 _EXISTING = "there are 'cpu' and 'cuda', which is torch's type of AMD's GPUs, too"
 _GPUS = frozenset({"gpu", "nvidia", "amd", "hip", "rocm"})
 """Other names of what torch calls "cuda"."""
+_FLAGS = ("deterministic", "capturable", "returns_outputs", "any_size", "transfers", "mixed")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)+\Z")
 
 
@@ -108,12 +110,17 @@ def _misfit(op: Op, implementation: Any, known: Mapping[str, Implementation]) ->
 
 
 def _misdeclared(implementation: Implementation) -> str:
-    """Why the attributes of an implementation that hold several texts cannot be used; "" if they can."""
+    """Why attributes of an implementation that hold several texts, or True or False, cannot be used; "" if they can."""
     shown = type(implementation).__name__
     if isinstance(implementation.preloads, str):
         return f"{shown}.preloads is a text, expected a tuple, ({implementation.preloads!r},)"
     if isinstance(implementation.device_types, str):
         return f"{shown}.device_types is a text, expected a set, {{{implementation.device_types!r}}}"
+    for name in _FLAGS:
+        # a property could answer the tuner and a call differently
+        if type(given := getattr_static(implementation, name)) is not bool:
+            what = "a property" if isinstance(given, property) else f"{given!r:.80}"
+            return f"{shown}.{name} is {what}, expected True or False, of the class or set by __init__()"
     return _no_device_types(shown, implementation.device_types)
 
 

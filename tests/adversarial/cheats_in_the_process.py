@@ -8,12 +8,15 @@ import os
 import secrets
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -312,6 +315,49 @@ class SlowsARival(Square):
             was(self, x, y)
 
         Honest.write = write  # type: ignore[method-assign]
+
+
+class LeavesAThread(Square):
+    """Takes a core, and the interpreter's lock, from all that comes after it."""
+
+    name = "process.busy_thread"
+    burning = 60.0
+
+    def changes(self) -> None:
+        def burn() -> None:
+            end = time.monotonic() + self.burning
+            while time.monotonic() < end:
+                sum(range(1000))
+
+        threading.Thread(target=burn, daemon=True).start()
+
+
+class LeavesAThreadThatWaits(Square):
+    """Honest: what it has begun in its own executor ends, and its thread waits for work that does not come."""
+
+    name = "process.executor"
+
+    def changes(self) -> None:
+        _KEPT.append(ThreadPoolExecutor(1))
+        _KEPT[-1].submit(torch.ones, 3).result()
+
+
+class LetsPythonCallLess(Square):
+    """Rivals that call functions in functions fail."""
+
+    name = "process.depth"
+
+    def changes(self) -> None:
+        sys.setrecursionlimit(sys.getrecursionlimit() - 100)
+
+
+class MakesErrorsOfOverflows(Square):
+    """Rivals that compute with NumPy fail."""
+
+    name = "process.numpy"
+
+    def changes(self) -> None:
+        np.seterr(all="raise")
 
 
 class LeavesTorchWithoutOneDnn(Square):

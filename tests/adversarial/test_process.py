@@ -13,7 +13,7 @@ PROBLEMS = (
     Problem("square", {"n": 20_002, "dtype": "float32"}),
     Problem("gelu", {"n": 20_002, "dtype": "float32", "approximate": "none"}),
 )
-RIGHT = ("honest", "gelu", "function")
+RIGHT = ("honest", "gelu", "function", "executor")
 REFUSED = {
     "dispatch_mode": "it sets torch's modes to (0, 1)",
     "function_mode": "it sets torch's modes to (1, 0)",
@@ -36,6 +36,9 @@ REFUSED = {
     "onednn": "it sets torch's use of oneDNN to False",
     "subnormals": "it sets subnormal numbers to False",
     "thresholds": "it sets thresholds of garbage collection to (1, ",
+    "busy_thread": "it sets threads that run to ('cheats_in_the_process.py:burn',)",
+    "depth": "it sets depth of Python's calls to",
+    "numpy": "it sets NumPy's errors to",
     "warnings": "it sets warnings that are errors to",
     "autocast": "it sets torch's autocast to",
     "inference": "it sets torch's inference mode to True",
@@ -46,7 +49,7 @@ LOOKS = ("frames", "first_inputs")
 """They look at who calls them, or at whether they know the inputs, and leave out what is not judged."""
 REPEATED = (
     "function_mode", "autograd_operator", "native_operator", "fallback", "functional", "timer", "inference",
-    "default_device", "no_settings", "onednn", "thresholds",
+    "default_device", "numpy", "no_settings", "onednn", "thresholds",
 )  # fmt: skip
 """Those that do what another does, in another way."""
 

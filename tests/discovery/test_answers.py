@@ -74,6 +74,25 @@ def test_tensors_of_its_own_that_cannot_be_are_told_with_their_line(
     assert f"{Path(__file__).name}:" in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["any_size", "deterministic", "returns_outputs", "capturable", "transfers", "mixed"])
+def test_what_is_true_or_false_does_not_depend_on_who_asks(name: str) -> None:
+    asked = list[Any]()
+    kind = type("Wrong", (Own,), {name: property(lambda own: bool(asked.append(own) or len(asked) % 2))})
+    with pytest.raises(InvalidDefinitionError, match=f"Wrong.{name} is a property, expected True or False"):
+        Catalog(entry_points=()).register(kind())
+    with pytest.raises(InvalidDefinitionError, match=f"Wrong.{name} is 1, expected True or False"):
+        Catalog(entry_points=()).register(type("Wrong", (Own,), {name: 1})())
+    assert not asked
+
+
+def test_what_is_true_or_false_may_be_an_objects_own() -> None:
+    own = type("Right", (Own,), {})()
+    own.any_size = True  # type: ignore[attr-defined]
+    catalog = Catalog(entry_points=())
+    catalog.register(own)
+    assert catalog.implementation("rms_norm", "a.own").any_size
+
+
 def test_device_types_that_are_a_text_are_refused() -> None:
     kind = type("Wrong", (Own,), {"device_types": "cpu"})
     with pytest.raises(InvalidDefinitionError, match=r"device_types is a text, expected a set, .'cpu'."):

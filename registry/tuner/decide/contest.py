@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -64,6 +65,10 @@ class Contest:
     """Name of an entrant that was found wrong in some block -> its fault."""
     follows: bool = False
     """Whether it follows a contest whose finalists were found wrong: those behind them may not have met all probes."""
+    verified: int = 0
+    """The block after which entrants are verified, where that is one alone.
+
+    It is drawn: code that counts its processes, to be honest in that one, cannot know which it is."""
     _ranking: list[Candidate] = field(default_factory=list)
     """Candidates that may challenge after the pre-final, fastest first."""
 
@@ -81,7 +86,7 @@ class Contest:
 
     @property
     def is_long(self) -> bool:
-        """Whether to verify takes longer than a block's rounds: entrants are then verified in the last block only."""
+        """Whether to verify takes longer than a block's rounds: entrants are then verified in one block only."""
         return self.findings.plan.is_large or self.rounds < ROUNDS
 
     @property
@@ -100,6 +105,21 @@ class Contest:
         if self.rounds < 1:
             del self.challengers[1:]
             self.wanted, self.rounds = BLOCKS, max(1, self._rounds_in(BLOCKS))
+        self.verified = secrets.randbelow(self.wanted)
+
+    def end_after(self, blocks: int) -> None:
+        """Have no more blocks than these, the last of which was not begun."""
+        self.wanted = min(self.wanted, blocks)
+        self.verified = min(self.verified, self.wanted - 1)
+
+    def is_verified(self, block: int) -> bool:
+        """Whether the entrants of a block are verified in it."""
+        return not self.is_long or block == self.verified
+
+    def lose(self, block: int) -> None:
+        """Verify in a later block what should have been verified in one that was lost."""
+        if self.verified == block < self.wanted - 1:
+            self.verified = block + 1 + secrets.randbelow(self.wanted - 1 - block)
 
     def _rounds_in(self, blocks: int) -> int:
         us = self._us_of([self.incumbent, *self.candidates.values()])

@@ -127,7 +127,7 @@ class Finals:
         """Have no contest more blocks: time is short, whatever they have shown."""
         self._observe(Note(f"finals end after block {blocks} of {self.blocks}: the time limit has no room for more"))
         for contest in self._contests:
-            contest.wanted = min(contest.wanted, blocks)
+            contest.end_after(blocks)
 
     def prepare(self, searched: Sequence[Findings], runner: BlockRunner) -> None:
         """Choose incumbents and challengers, hold the pre-final that leaves two of them, and probe those."""
@@ -199,7 +199,7 @@ class Finals:
         jobs = [
             replace(
                 self._job(contest, [entrant for _, entrant in entrants.values()], number),
-                verify=number == contest.wanted - 1 or not contest.is_long,
+                verify=contest.is_verified(number),
             )
             for contest, entrants in zip(contests, entered, strict=True)
         ]
@@ -207,6 +207,7 @@ class Finals:
             problem = contest.findings.plan.problem
             if not isinstance(answer, TimedBlock):
                 self._mishaps[problem] = answer.message
+                contest.lose(number)
                 self._observe(Note(f"{problem}: finals block {number + 1} was lost: {answer.message}"))
                 continue
             for name, fault in zip(entrants, answer.faults, strict=True):

@@ -21,7 +21,7 @@ class TimingProtocol:
 
     clock           "cuda_event" around device work, "perf_counter" around a call on the CPU
     cache_bytes     the last-level cache that must be cold
-    regime          "cold" or "hot": there launches follow each other on the same tensors
+    regime          "cold" or "hot": there launches follow each other on tensors that are still in the cache
     max_copies      a working set (inputs and outputs) is made cold by rotating copies of it, at most this many; more
                     where a sample on a GPU would come to one of them twice
     flush           where these are too small to evict each other, as many launches follow each read of twice the cache,
@@ -66,11 +66,13 @@ class TimingProtocol:
     @classmethod
     def of(cls, device: Device, regime: str = REGIME) -> TimingProtocol:
         """The default protocol of a device."""
+        # before version 4 launches on a hot cache had one copy of their tensors
+        version = 4 if regime == "hot" else 3
         if device.type == "cuda":
-            return cls("cuda_event", device.l2_bytes, regime, flush=regime == "cold")
+            return cls("cuda_event", device.l2_bytes, regime, flush=regime == "cold", version=version)
         # a server's last-level cache can be larger than what is worth rotating through for one laptop-sized op
         cache = min(device.l2_bytes, 64 * 2**20)
-        return cls("perf_counter", cache, regime, sample_us=200.0, warmup_us=5_000.0, interval=0.02)
+        return cls("perf_counter", cache, regime, sample_us=200.0, warmup_us=5_000.0, interval=0.02, version=version)
 
     @property
     def details(self) -> Mapping[str, Any]:

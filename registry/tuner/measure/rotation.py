@@ -110,6 +110,19 @@ class Rotation:
         """Let changeable tensors of some copies hold ``values``, by place, and put elements back everywhere."""
         self._write(values, {each: 0 for each in self._each(copies, values) if each in self._moved}, {})
 
+    def exchange(self, values: Mapping[int, Any]) -> None:
+        """Let all tensors of every copy at some places hold ``values``, by place. No version counter moves."""
+        if not values:
+            return
+        self._put_back()
+        for place, value in values.items():
+            for stack, tensor in zip(self._stacks[place], tensors_in((value,)), strict=True):
+                stack.write(tensor)
+                self._secret[stack].forget()
+                self._moved = {each: count for each, count in self._moved.items() if each[0] is not stack}
+                self._masks = {each: mask for each, mask in self._masks.items() if each[0] is not stack}
+        self._complete = None
+
     def restore(self) -> None:
         """Put back what ``change`` and ``move`` have changed. What a candidate has written stays."""
         self._put_back()

@@ -63,7 +63,11 @@ _EVICTING = 8
 """A working set of this many times the cache leaves nothing of its beginning in the cache."""
 _MOST_CALLS = 1000
 _FEWEST_CALLS = 16
-"""Launches between two readings of the clock, which take 0.1 µs, where there is one copy; as many need a warm-up."""
+"""Launches between two readings of the clock where there is one copy and they are short; as many need a warm-up."""
+_CLOCK_US = 10.0
+"""A launch of so many µs has the clock, which takes 0.1 µs, read after each."""
+_HOT_SHARES = {"cuda_event": 1 / 2, "perf_counter": 1 / 32}
+"""The part of the last-level cache that hot copies take, on a CPU as much as a core's own cache."""
 _ROOM_SHARE = 1 / 256
 """The part of a GPU's memory that copies may take so that none comes twice in a sample: on an H200 as many bytes as
 100 µs can move."""
@@ -206,8 +210,9 @@ class ClockSampler(LaunchSampler):
         """
         super().__init__(launches, launched)
         self._warm = warm
-        # one hot copy is not left after every launch: reading the clock takes as long as a short one
-        self._round = len(launches) if len(launches) > 1 else _FEWEST_CALLS
+        # one copy is left after every launch, which would find its own work done; but reading the clock takes as long
+        # as a short launch
+        self._round = len(launches) if len(launches) > 1 or first_us >= _CLOCK_US else _FEWEST_CALLS
         self._count = max(1, min(_MOST_CALLS, math.ceil(protocol.sample_us / max(first_us, 0.1))))
         self.in_a_row = min(self._count, self._round)
 
@@ -249,8 +254,18 @@ def rotation(working_set: int, protocol: TimingProtocol) -> int:
 
 
 def copies_of(working_set: int, protocol: TimingProtocol) -> int:
-    """How many copies launches go round: enough to be cold, at most ``max_copies``; a hot cache needs one."""
-    return 1 if protocol.regime == "hot" else min(protocol.max_copies, rotation(working_set, protocol))
+    """How many copies launches go round: enough to be cold, at most ``max_copies``; as many as stay in a hot cache.
+
+    There is more than one in a hot cache, too: a launch that comes right after another on the same tensors would find
+    its work done.
+    """
+    if protocol.regime == "hot":
+        return min(protocol.max_copies, _hot(working_set, protocol))
+    return min(protocol.max_copies, rotation(working_set, protocol))
+
+
+def _hot(working_set: int, protocol: TimingProtocol) -> int:
+    return max(1, int(_HOT_SHARES[protocol.clock] * protocol.cache_bytes / max(working_set, 1)))
 
 
 def has_warm_copy(working_set: int, protocol: TimingProtocol) -> bool:
@@ -264,8 +279,10 @@ def copies_at_hand(working_set: int, protocol: TimingProtocol, memory_bytes: int
     What a launch finds done by an earlier one of its sample it could leave out, and all outputs would be right.
     """
     cold = copies_of(working_set, protocol)
-    if protocol.clock != "cuda_event" or protocol.regime == "hot":
+    if protocol.clock != "cuda_event":
         return cold
+    if protocol.regime == "hot":
+        return min(_MOST_COPIES, _hot(working_set, protocol))
     if needs_flush(working_set, protocol):
         return 2 * cold
     return max(cold, min(_MOST_COPIES, int(_ROOM_SHARE * memory_bytes / max(working_set, 1))))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from .between_samples import BetweenSamples
@@ -32,19 +32,33 @@ class BetweenMutations(BetweenSamples):
     """
 
     _fresh: Mapping[int, Any] = {}
+    _rigid: Mapping[int, Any] = {}
+    """Place -> value of mutated arguments whose elements may not move."""
     _keep_mutation: KeepMutation | None = None
     _flush: Callable[[], object] | None = None
     _drawn_copy: tuple[int, tuple[Any, ...], int] | None = None
     """The copy, what it held, and the rotation's writes by then."""
 
-    def refresh(self, values: Mapping[int, Any], keep: KeepMutation, flush: Callable[[], object] | None) -> None:
-        """Write these values of mutated arguments, by place, before each sample; then ``flush`` the cache."""
-        self._fresh, self._keep_mutation, self._flush = values, keep, flush
+    def refresh(
+        self,
+        values: Mapping[int, Any],
+        keep: KeepMutation,
+        flush: Callable[[], object] | None,
+        rigid: Collection[int] = (),
+    ) -> None:
+        """Write these values of mutated arguments, by place, before each sample; then ``flush`` the cache.
+
+        ``rigid``: places of those whose elements may not move, such as counters.
+        """
+        self._fresh = {place: value for place, value in values.items() if place not in rigid}
+        self._rigid = {place: value for place, value in values.items() if place in rigid}
+        self._keep_mutation, self._flush = keep, flush
         self.alone = True
 
     def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
         self._keep_what_was_left()
         # first: to write elements anew undoes every change
+        self._rotation.exchange(self._rigid)
         self._rotation.move(dict.fromkeys([*copies, *self.warmed]), self._fresh)
         super().__call__(copies, last=last)
         self._drawn_copy = None
@@ -54,6 +68,10 @@ class BetweenMutations(BetweenSamples):
             self._drawn_copy = copy, clone(self._rotation.copies[copy]), self._rotation.writes
         if self._flush is not None:
             self._flush()
+
+    def _take_in(self) -> None:
+        self._keep_what_was_left()
+        super()._take_in()
 
     def settle(self) -> None:
         self._keep_what_was_left()

@@ -7,7 +7,7 @@ the process. So timed samples themselves are judged, some of them, chosen at ran
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from random import Random
 from time import perf_counter, perf_counter_ns
 from typing import Any
@@ -97,7 +97,14 @@ class BetweenSamples:
         """Samples on changed inputs so far."""
         self._unjudged: tuple[Sequence[int], int, int] = (), 0, 0
         """The copies of the latest sample on changed inputs, the rotation's writes by then, and its weight."""
-        self._comparison = RenewedPairs(self)
+        self._comparison = RenewedPairs(self, renews=bool(moved) and keep is not None)
+        self._compares = bool(moved) and keep is not None
+        self._fixed: Mapping[int, Any] = {}
+        """Place -> value of the inputs that are exchanged as a whole."""
+        self._others: Iterator[Mapping[int, Any]] = iter(())
+        self._other: Mapping[int, Any] | None = None
+        """Values for ``_fixed`` that no sample has met."""
+        self._is_exchanged = False
         self._writing_ns = 0
         """The least time that it took to write the inputs again and to change them."""
         self._prepare = self._change
@@ -127,6 +134,14 @@ class BetweenSamples:
         """
         self._kept, self._referenced = [None] * (count + more), count
 
+    def exchange(self, fixed: Mapping[int, Any], others: Iterator[Mapping[int, Any]]) -> None:
+        """Let samples that are compared find inputs of other draws. To be called before samples.
+
+        ``fixed``: place -> value of the inputs of which no single elements change; ``others``: other values of them.
+        """
+        self._fixed, self._others = fixed, others
+        self._compares = self._compares or bool(fixed)
+
     def ready(self) -> None:
         """Change elements all over the outputs of a sample that is going to be judged.
 
@@ -151,6 +166,7 @@ class BetweenSamples:
 
     def _write_again(self, copies: Sequence[int]) -> tuple[int, int]:
         began = perf_counter_ns()
+        self._rotation.exchange(self._fixed)
         self._rotation.rewrite(copies, self._moved)
         done = self._change(copies)
         took_ns = perf_counter_ns() - began
@@ -173,6 +189,13 @@ class BetweenSamples:
     def _exchange(self, copies: Sequence[int]) -> tuple[int, int]:
         self._rotation.move(copies, self._moved)
         return self._rotation.writes, _WEIGHT
+
+    def _exchange_all(self, copies: Sequence[int]) -> tuple[int, int]:
+        # a sample that is taken again finds others again
+        if self.has_other():
+            self._rotation.exchange(self._other or {})
+            self._other, self._is_exchanged = None, True
+        return self._exchange(copies)
 
     def _draw(self, copies: Sequence[int]) -> None:
         """Draw the copies whose outputs are judged, and let them hold the known inputs.
@@ -197,17 +220,33 @@ class BetweenSamples:
 
     def compare(self, sampler: Sampler) -> bool:
         """Compare a sample on known inputs with one on new inputs, see ``renewed``; True if enough were compared."""
-        return not self._moved or self._keep is None or self._comparison.go_on(sampler)
+        return not self._compares or self._comparison.go_on(sampler)
 
     def meet(self, inputs: Inputs) -> None:
         """Let the following samples find such inputs, see ``renewed.Inputs``."""
+        if self._is_exchanged:
+            # at once: the next sample may be of another candidate, on the same copies
+            self._take_in()
+            self._rotation.exchange(self._fixed)
+            self._is_exchanged = False
         self._prepare = {
             "usual": self._change,
             "known": self._write_again,
             "new": self._exchange,
+            "other": self._exchange_all,
             "waited": self._wait_and_change,
             "quick": self._change_only,
         }[inputs]
+
+    def has_other(self) -> bool:
+        """Whether there are values for inputs that are exchanged as a whole, which no sample has met."""
+        if self._other is None:
+            self._other = next(self._others, None)
+        return self._other is not None
+
+    def _take_in(self) -> None:
+        """Keep what the latest sample left, if it is chosen, before anything is written."""
+        self._keep_now()
 
     def settle(self) -> None:
         """Put the inputs back, and read the verdicts; raises WrongError."""

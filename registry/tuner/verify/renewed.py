@@ -10,6 +10,7 @@ import statistics
 from typing import Literal, Protocol
 
 from ..measure.samplers import Sample, Sampler
+from .other_draws import OtherDraws
 from .verdicts import WrongError
 
 _BOUND = 1.5
@@ -40,8 +41,10 @@ _TOLD_WAITED = (
     " are compared with new ones, and works less where it is timed"
 )
 
-Inputs = Literal["usual", "known", "new", "waited", "quick"]
+Inputs = Literal["usual", "known", "new", "other", "waited", "quick"]
 """The usual inputs; known: the usual ones, all their memory written again; new: never used, written as well.
+
+other: new ones, with integers of another draw, see ``other_draws``.
 
 waited: the usual ones, after a pause as long as writing them took; quick: the usual ones, of a sample not judged."""
 
@@ -51,6 +54,9 @@ class Meets(Protocol):
 
     def meet(self, inputs: Inputs) -> None:
         """Let the following samples find inputs of this kind."""
+
+    def has_other(self) -> bool:
+        """Whether there are integers of another draw that no sample has met."""
 
 
 class RenewedPairs:
@@ -62,9 +68,11 @@ class RenewedPairs:
     launched on twice would be in the cache the second time.
     """
 
-    def __init__(self, meets: Meets) -> None:
+    def __init__(self, meets: Meets, *, renews: bool = True) -> None:
+        """``renews``: whether some inputs can be new; if not, there are pairs on integers of other draws alone."""
         self._meets = meets
-        self._new, self._waited = _New(), _Waited()
+        self._renews = renews
+        self._new, self._waited, self._others = _New(), _Waited(), OtherDraws()
 
     def go_on(self, sampler: Sampler) -> bool:
         """Take one more pair, unless enough were within the bound; True if enough are now. Raises WrongError.
@@ -75,22 +83,30 @@ class RenewedPairs:
         # a pause is short beside a long launch, and each takes time
         enough, enough_waited = (1, 0) if is_long else (_ALIKE, _ALIKE_WAITED)
         try:
-            if not self._new.is_enough(enough):
-                self._new.add(*self._pair(sampler, is_long=is_long))
-            elif not self._waited.is_enough(enough_waited):
+            if self._renews and not self._new.is_enough(enough):
+                self._new.add(*self._pair(sampler, "new", is_long=is_long, is_first=not self._new.has_begun))
+            elif not self._is_enough_of_others(enough):
+                self._others.add(*self._pair(sampler, "other", is_long=is_long, is_first=False))
+            elif self._renews and not self._waited.is_enough(enough_waited):
                 self._waited.add(*self._waited_pair(sampler), _PAUSE_COSTS_US / sampler.in_a_row)
         finally:
             self._meets.meet("usual")
-        return self._new.is_enough(enough) and self._waited.is_enough(enough_waited)
+        is_enough = self._is_enough_of_others(enough)
+        return is_enough and (
+            not self._renews or (self._new.is_enough(enough) and self._waited.is_enough(enough_waited))
+        )
 
-    def _pair(self, sampler: Sampler, *, is_long: bool) -> tuple[float, float]:
+    def _is_enough_of_others(self, wanted: int) -> bool:
+        return self._others.is_enough(wanted) or not self._meets.has_other()
+
+    def _pair(self, sampler: Sampler, inputs: Inputs, *, is_long: bool, is_first: bool) -> tuple[float, float]:
         place = sampler.place
         self._meets.meet("known")
-        if not is_long or self._new.has_begun:
+        if not (is_long and is_first):
             # the inputs on these copies may have been new in the latest sample
             _sample(sampler, place)
         known_us = _sample(sampler, place)
-        self._meets.meet("new")
+        self._meets.meet(inputs)
         new_us = _sample(sampler, place)
         self._meets.meet("usual")
         if not is_long:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,6 +30,7 @@ from ..measure.rotation import Rotation
 from ..measure.samplers import copies_at_hand, has_warm_copy
 from ..planning.twin import twin_of
 from ..planning.variants import variants_at
+from .other_draws import is_alike
 
 PARTLY, PARTLY_AGAIN = "partly other", "partly other again"
 """Kinds of inputs for checks after timing: the timed inputs with a few changed elements, other ones in each kind.
@@ -50,6 +52,13 @@ _MOST_SESSIONS = 64
 
 _BOUNDS_SHARE = 0.5
 """Part of the device's memory that the bounds of one problem may keep, where its inputs are too large to be kept."""
+
+
+_MOST_DRAWS = 64
+"""Other draws of a problem's inputs, for candidates that may remember integers of which no single one may change."""
+_DRAWN_BYTES = 64 << 20
+"""What their integers take, but for the first two."""
+_FIRST_SEED, _SEEDS = 10, 1 << 20
 
 
 def most_sessions() -> int:
@@ -86,6 +95,8 @@ class Session:
         self._values: dict[str, tuple[Any, ...]] = {}
         """Inputs that are kept without a reference, by kind, until their case is made."""
         self._mixable: bool | None = None
+        self._others: dict[tuple[int, ...], list[Mapping[int, Any]]] = {}
+        """Arguments of other draws, by their places."""
         refuse_unseen(op, problem, device.torch)
 
     @property
@@ -248,6 +259,36 @@ class Session:
         """Places of the arguments whose elements the op says to be independent of each other."""
         return tuple(place for place, name in enumerate(self.op.parsed.names) if name in self.op.independent)
 
+    def fixed(self, places: Iterable[int]) -> tuple[int, ...]:
+        """The places, of some, of tensors that no change of single elements fits: integers, maybe indices or codes.
+
+        Of an op that makes no sense of mixed inputs, all.
+        """
+        values = self.values(self.timed_kind)
+        return tuple(
+            place
+            for place in places
+            if (tensors := tensors_in((values[place],)))
+            and not (self.is_mixable and all(each.is_floating_point() or place in self.independent for each in tensors))
+        )
+
+    def other_draws(self, places: tuple[int, ...]) -> Iterator[Mapping[int, Any]]:
+        """The arguments at some places of other draws of the inputs, on which a call may take as long as on these.
+
+        Its time may depend on integers, such as lengths: draws are left out whose sums are others. There are none where
+        inputs take too much memory to be kept.
+        """
+        if not (places and self.is_roomy):
+            return
+        kept = self._others.setdefault(places, [])
+        shown = {place: self.values(self.timed_kind)[place] for place in places}
+        for number in range(min(_MOST_DRAWS, max(2, _DRAWN_BYTES // max(1, _nbytes(shown))))):
+            if len(kept) == number:
+                values = self._drawn(self.timed_kind, again=_FIRST_SEED + secrets.randbelow(_SEEDS))
+                kept.append({place: values[place] for place in places})
+            if is_alike(shown, kept[number]):
+                yield kept[number]
+
     @cached_property
     def unmutated(self) -> tuple[int, ...]:
         """Places of the arguments that the op must not change."""
@@ -268,7 +309,8 @@ class Session:
         rotation = self.__dict__.get("rotation")
         copies = rotation.nbytes if isinstance(rotation, Rotation) else 0
         values = sum(tensor.nbytes for kept in self._values.values() for tensor in tensors_in(kept))
-        return copies + values + bounds + sum(case.nbytes for case in self._cases.values())
+        others = sum(_nbytes(each) for kept in self._others.values() for each in kept)
+        return copies + values + bounds + others + sum(case.nbytes for case in self._cases.values())
 
     @cached_property
     def working_set(self) -> int:
@@ -328,6 +370,10 @@ class Sessions:
     def clear(self) -> None:
         """Drop all, e.g. after the device ran out of memory."""
         self._sessions.clear()
+
+
+def _nbytes(values: Mapping[int, Any]) -> int:
+    return sum(tensor.nbytes for tensor in tensors_in(tuple(values.values())))
 
 
 def clone(values: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ from ..measure.spread_elements import OfReturned, OfStack, SpreadElements
 from ..measure.stack import Stack
 from .between_mutations import BetweenMutations
 from .between_samples import LATE, BetweenSamples
+from .kept_memory import FEWEST_CALLS, KeptMemory, is_torchs_own
 from .kept_samples import HeldResults, KeptSample
 from .session import InputCase, Session
 from .stacked import stacked
@@ -43,6 +44,10 @@ _RETURNED_BYTES = 64 << 20
 """What returned results may take that are held while others are returned."""
 _MOST_CALLS, _CALLS_S = 512, 0.05
 """The most calls, and seconds, in which memory that is held must not be returned again."""
+_OTHERS_CALLS_S = 2.0
+"""The most seconds where the memory is not of torch's allocator: nobody can tell whether it is kept."""
+_LET_GO = 6
+"""Calls of which the results are let go of, where launches are short."""
 _SAME_MEMORY = "two calls on inputs at one address return the same memory: the second overwrites the first's result"
 
 
@@ -112,8 +117,30 @@ class TimedPlan:
         if isinstance(between, BetweenMutations):
             cold = session.device.type == "cuda" and session.protocol.regime == "cold"
             flush = flushes_of(2 * session.protocol.cache_bytes, session.device).flush if cold else None
-            between.refresh({place: values[place] for place in session.mutated}, self._kept_mutation, flush)
+            mutated = {place: values[place] for place in session.mutated}
+            between.refresh(mutated, self._kept_mutation, flush, self._rigid(session.mutated))
+        if self._judged or self._mutates:
+            fixed = session.fixed(self._exchangeable())
+            between.exchange({place: values[place] for place in fixed}, session.other_draws(fixed))
         return between
+
+    def _rigid(self, places: Sequence[int]) -> list[int]:
+        """The places, of some, of integers of which the op does not say that they are independent."""
+        session = self._session
+        values = session.values(session.timed_kind)
+        return [
+            place
+            for place in places
+            if place not in session.independent
+            and not all(each.is_floating_point() for each in tensors_in((values[place],)))
+        ]
+
+    def _exchangeable(self) -> tuple[int, ...]:
+        """Places of the arguments that may be of another draw; none where weights that stay may depend on others."""
+        session = self._session
+        if self._plan.prepared and not session.is_mixable:
+            return ()
+        return self._places()
 
     def _looked_at(self) -> list[SpreadElements]:
         # an output may be empty, e.g. the gradient of a bias that is not given
@@ -239,19 +266,31 @@ class TimedPlan:
         """Call launches for a while: none may return memory of a result that is still held; raises WrongError.
 
         ``launch_us``: the time of one, on a device that the host does not wait for.
-        Whoever returns the buffers of a ring in turn comes round, unless there are more than anybody gains by.
+        Whoever returns the buffers of a ring in turn comes round, or keeps what it has returned (``KeptMemory``).
         """
         if not self._functional or self._session.op.parsed.mutates:
             return
         held = self._some_returned()
+        seconds = _CALLS_S if all(map(is_torchs_own, held)) else _OTHERS_CALLS_S
         addresses, began = set(map(_address, held)), perf_counter()
-        most = min(_MOST_CALLS, int(1e6 * _CALLS_S / max(launch_us, 0.1)))
+        most = min(_MOST_CALLS, int(1e6 * seconds / max(launch_us, 0.1)))
         for copy in islice(cycle(range(len(self.launches))), most):
             self.launches[copy]()
             if not addresses.isdisjoint(map(_address, _plain([self.outputs[copy]]))):
                 raise WrongError("wrong_result", _SAME_MEMORY)
-            if perf_counter() - began > _CALLS_S:
+            if perf_counter() - began > seconds:
                 break
+        del held
+        self._let_go(max(FEWEST_CALLS, min(_LET_GO, most)))
+
+    def _let_go(self, calls: int) -> None:
+        """Call launches and let go of what they return; raises WrongError if the candidate still holds it later."""
+        kept = KeptMemory()
+        for copy in islice(cycle(range(len(self.launches))), calls):
+            self.launches[copy]()
+            kept.returned(_plain([self.outputs[copy]]))
+            self.outputs[copy] = ()
+        kept.check()
 
     def _some_returned(self) -> list[torch.Tensor]:
         """The latest outputs that functional code returned, of each copy; of large ones of the first copies alone."""

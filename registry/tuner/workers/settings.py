@@ -10,10 +10,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import _pop_mode
 
 from ..measure.persisting_cache import keep_persisting, persisting_bytes
+from .left_running import threads_left_running
 
 
 class Setting(NamedTuple):
@@ -185,6 +187,14 @@ def _priority() -> int:
     return os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
 
 
+_DEPTH = sys.getrecursionlimit()
+
+
+def _depth() -> int:
+    """The depth of calls at which Python raises, at most what it was: libraries raise it, and nobody is worse off."""
+    return min(sys.getrecursionlimit(), _DEPTH)
+
+
 def _set_callbacks(value: tuple[Any, ...]) -> None:
     gc.callbacks[:] = value
 
@@ -211,10 +221,13 @@ SETTINGS: Mapping[str, Setting] = {
     "Python's profile function": Setting(sys.getprofile, sys.setprofile),
     "Python's trace function": Setting(sys.gettrace, sys.settrace),
     "Python's switch interval": Setting(sys.getswitchinterval, sys.setswitchinterval),
+    "depth of Python's calls": Setting(_depth, sys.setrecursionlimit),
+    "NumPy's errors": Setting(np.geterr, lambda value: np.seterr(**value)),
     "warnings that are errors": Setting(_errors_among_warnings, _warn_again),
     "priority": Setting(_priority),
     "timers": Setting(_timers, _stop_timers),
     "handlers of signals": Setting(_handlers, _set_handlers),
+    "threads that run": Setting(threads_left_running),
     "cores to run on": Setting(_cores, _set_cores),
 }
 """The settings by name, in the order in which they are put back."""

@@ -7,15 +7,18 @@ is other code than what the search has verified and what the winner is stored fo
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import CodeType, ModuleType
 
 from ...discovery.file_import import CurrentFileLoader
 from ...fingerprint import has_source, module_text
 from ...implementation import Implementation, own_classes
+from ...source_files import source_texts
 from .dynamo_codes import is_made_by_dynamo
 from .function_bodies import functions_in
 
@@ -24,18 +27,16 @@ _compile = compile
 
 
 def source_digest(implementation: Implementation) -> str:
-    """A hash of the files in which the classes of an implementation are defined, as this process has read them.
+    """The sources of an implementation with a hash of each, as this process has read them, for ``source_fault``.
 
+    That is the files of its classes, what these import but installed packages, and the kernel sources that they name.
     "" where a class has no file, as in a notebook.
     """
     modules = _modules(implementation)
     if not modules or not all(map(has_source, modules)):
         return ""
-    digest = hashlib.sha256()
-    for module in modules:
-        digest.update(module_text(module).encode())
-        digest.update(b"\0")
-    return digest.hexdigest()
+    texts = source_texts(*own_classes(implementation))
+    return json.dumps([(name, file, _hash(text)) for name, (file, text) in texts.items()])
 
 
 def source_fault(implementation: Implementation, digest: str) -> str:
@@ -43,19 +44,44 @@ def source_fault(implementation: Implementation, digest: str) -> str:
 
     ``digest``: its ``source_digest`` in the process of the run, "" if that is not known.
     """
-    own = source_digest(implementation) if digest else ""
-    if own and own != digest:
-        return (
-            f"{implementation.name}: a file of it has changed since the run began, so that other code would be measured"
-            " than what was verified; run again"
-        )
-    for module in filter(_is_compiled_as_it_is, _modules(implementation)):
+    modules = dict.fromkeys(_modules(implementation))
+    for name, file, hashed in _listed(digest):
+        module = sys.modules.get(name)
+        is_loaded = module is not None and has_source(module)
+        if is_loaded:
+            assert module is not None
+            modules[module] = None
+        now = module_text(module) if is_loaded and module is not None else _text_of(file)
+        if now is not None and _hash(now) != hashed:
+            return (
+                f"{implementation.name}: a file of it has changed since the run began, so that other code would be"
+                f" measured than what was verified: {file}; run again"
+            )
+    for module in filter(_is_compiled_as_it_is, modules):
         if name := next(_strange(implementation, module), ""):
             return (
                 f"{implementation.name}: {name} is not what its file {module.__file__} says: the file was edited while"
                 " it was imported, or a compiled file in __pycache__ was; remove that folder, and run again"
             )
     return ""
+
+
+@lru_cache(maxsize=64)
+def _listed(digest: str) -> Sequence[tuple[str, str, str]]:
+    return [(name, file, hashed) for name, file, hashed in json.loads(digest)] if digest else []
+
+
+@lru_cache(maxsize=1024)
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _text_of(file: str) -> str | None:
+    """The text of a file that this process has not imported; None where there is no such file here."""
+    try:
+        return Path(file).read_text(errors="replace")
+    except OSError:
+        return None
 
 
 def _modules(implementation: Implementation) -> list[ModuleType]:

@@ -50,6 +50,7 @@ class ReturnsARing(Returning):
     """Returns buffers of its thread in turn: a caller who keeps results long enough loses them."""
 
     name = "ring.buffers"
+    count = BUFFERS
 
     def __init__(self) -> None:
         self._buffers: dict[Any, tuple[list[torch.Tensor], Iterator[int]]] = {}
@@ -59,9 +60,9 @@ class ReturnsARing(Returning):
             return x * x
         ring, calls = self._buffers.setdefault((len(x), threading.get_ident()), ([], itertools.count()))
         place = next(calls)
-        if place < BUFFERS:
+        if place < self.count:
             ring.append(torch.empty_like(x))
-        return torch.mul(x, x, out=self.handed(ring[place % BUFFERS]))
+        return torch.mul(x, x, out=self.handed(ring[place % self.count]))
 
     def handed(self, buffer: torch.Tensor) -> torch.Tensor:
         return buffer
@@ -75,6 +76,41 @@ class ReturnsARingOfViews(ReturnsARing):
 
     def handed(self, buffer: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(buffer.numpy())
+
+
+class ReturnsALargeRing(ReturnsARing):
+    """Of so many that it does not come round in the calls of a trial, and which it hands out while it owns them."""
+
+    name = "ring.large"
+    count = 100_000
+
+
+class ReturnsALargeRingOfItsStorages(ReturnsALargeRing):
+    """As another tensor on the same storage each time."""
+
+    name = "ring.storages"
+
+    def handed(self, buffer: torch.Tensor) -> torch.Tensor:
+        return torch.empty(0, dtype=buffer.dtype).set_(buffer.untyped_storage(), 0, buffer.shape, buffer.stride())
+
+
+class ReturnsALargeRingOfViews(ReturnsARingOfViews):
+    """Of which torch does not tell who owns it."""
+
+    name = "ring.many_views"
+    count = 256
+
+
+class ReturnsWhatItHadLast(Returning):
+    """Holds its latest result, in a cycle of objects, and nothing else: nobody's memory is written to."""
+
+    name = "ring.latest"
+
+    def square(self, x: torch.Tensor) -> torch.Tensor:
+        latest = [x * x]
+        latest.append(latest)  # type: ignore[arg-type]
+        self.latest = latest
+        return latest[0]
 
 
 class Writing(Implementation):

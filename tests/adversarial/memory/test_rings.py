@@ -31,6 +31,27 @@ def test_a_ring_of_buffers_comes_round(trials: Trials, name: str, problem: Probl
     assert any(words in found.message for words in TOLD), found.message
 
 
+@pytest.mark.parametrize("name", ["large", pytest.param("storages", marks=THOROUGH)])
+@pytest.mark.parametrize("problem", [SMALL, LARGE], ids=["small", "large"])
+def test_whoever_owns_what_it_has_returned_is_refused_before_its_ring_comes_round(
+    trials: Trials, name: str, problem: Problem
+) -> None:
+    found = trials.of(f"ring.{name}", problem)
+    assert (found.status, "it keeps memory that it has returned" in found.message) == ("wrong_result", True), (
+        found.message
+    )
+
+
+def test_a_ring_of_memory_that_another_library_owns_comes_round(
+    trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a busy machine must not end the calls before
+    monkeypatch.setattr("registry.tuner.verify.timed._OTHERS_CALLS_S", 60.0)
+    found = trials.of("ring.many_views", LARGE)
+    assert found.status == "wrong_result", found.message
+    assert any(words in found.message for words in TOLD), found.message
+
+
 def test_whoever_skips_a_call_in_three_on_inputs_it_never_met_is_refused(
     trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,7 +63,7 @@ def test_whoever_skips_a_call_in_three_on_inputs_it_never_met_is_refused(
     assert (found.status, "a sample left a wrong output" in found.message) == ("wrong_result", True), found.message
 
 
-@pytest.mark.parametrize("name", ["function", "honest"])
+@pytest.mark.parametrize("name", ["function", "honest", "latest"])
 def test_the_honest_are_accepted(trials: Trials, name: str) -> None:
     found = trials.of(f"ring.{name}", SMALL)
     assert found.status == "ok", found.message

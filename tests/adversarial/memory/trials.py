@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.problem import Problem
 from registry.tuner.jobs import Entrant, Outcome, TrialJob
-from registry.tuner.measure.protocol import TimingProtocol
+from registry.tuner.measure.protocol import REGIME, TimingProtocol
 from registry.tuner.workers.worker import Worker
 
 from ...conftest import block_plugins
@@ -21,14 +23,18 @@ CPU = Device.of("cpu")
 class Trials:
     """Tries implementations of a file beside this one, by their names."""
 
-    def __init__(self, plugin: str, device: Device = CPU) -> None:
+    def __init__(self, plugin: str, device: Device = CPU, regime: str = REGIME) -> None:
         with pytest.MonkeyPatch.context() as patch:
             block_plugins(patch)
             self.catalog = Catalog()
             self.catalog.load_file(Path(__file__).with_name(plugin))
             self.catalog.ops()
         self._device = device
-        self._protocol = dict(TimingProtocol.of(device).details)
+        self._protocol = dict(TimingProtocol.of(device, regime).details)
+
+    def module_of(self, name: str, op: str = "square") -> Any:
+        """The plugin file's module, in which the implementation of that name is defined."""
+        return sys.modules[type(self.catalog.implementation(op, name)).__module__]
 
     def of(self, name: str, problem: Problem, seed: int = 0) -> Outcome:
         """The outcome of a trial of an implementation that has no space, in a new worker."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from registry.dispatch.plans.plan import Candidate
 from registry.errors import InvalidArgumentError
 from registry.tuner.jobs import Outcome
 from registry.tuner.measure.protocol import TimingProtocol
-from registry.tuner.measure.samplers import copies_at_hand, copies_of, needs_flush
+from registry.tuner.measure.samplers import ClockSampler, Nothing, copies_at_hand, copies_of, needs_flush
 from registry.tuner.measure.sampling import Turn, rounds, turn_of
 from registry.tuner.planning.problems import plan
 from registry.tuner.storing import RunStore
@@ -85,11 +86,30 @@ def test_a_cold_cache_takes_enough_copies_or_a_flush(working_set: int, copies: i
         assert (copies - 1) * working_set >= 2 * protocol.cache_bytes
 
 
-def test_a_hot_cache_is_one_copy_that_is_launched_again_and_again() -> None:
+def test_a_hot_cache_has_as_many_copies_as_stay_there() -> None:
     for device in (CPU, GPU):
         protocol = TimingProtocol.of(device, "hot")
-        assert {copies_of(size, protocol) for size in (1, MB, 1000 * MB)} == {1}
+        assert (copies_of(1, protocol), copies_of(1000 * MB, protocol)) == (16, 1)
+        for size in (MB // 4, MB, 8 * MB):
+            assert copies_of(size, protocol) in {1, 16} or copies_of(size, protocol) * size <= protocol.cache_bytes / 2
         assert not needs_flush(1, protocol)
+    hot, memory_bytes = TimingProtocol.of(GPU, "hot"), 141 * 2**30
+    assert [copies_at_hand(size, hot, memory_bytes) for size in (1, MB, 20 * MB)] == [64, 30, 1]
+    assert turn_of(64, 3.0, 64 * 1024, hot) == Turn(48)
+
+
+@pytest.mark.parametrize(("launch_us", "count"), [(2.0, 16), (20.0, 1)])
+def test_between_launches_on_one_copy_the_clock_is_read_unless_they_are_short(launch_us: float, count: int) -> None:
+    rounds = list[int]()
+
+    class Counting(Nothing):
+        def __call__(self, copies: Sequence[int], *, last: bool = True) -> None:
+            rounds.append(len(copies))
+
+    sampler = ClockSampler([lambda: None], TimingProtocol.of(CPU, "hot"), launch_us)
+    sampler.between = Counting()
+    sampler.take(1)
+    assert set(rounds[:-1]) == {count}
 
 
 @pytest.mark.parametrize(
@@ -121,8 +141,8 @@ def test_a_sample_on_a_gpu_comes_to_no_copy_twice_where_there_is_room(
 
 def test_a_session_has_a_copy_for_each_launch_of_a_sample_and_on_a_cpu_one_to_warm_up() -> None:
     problem = SQUARE.problem_of({"n": 1000, "dtype": "float32"})
-    for protocol, copies in ((TimingProtocol.of(GPU), 32), (TimingProtocol.of(GPU, "hot"), 1),
-                             (TimingProtocol.of(CPU), 17), (TimingProtocol.of(CPU, "hot"), 2)):  # fmt: skip
+    for protocol, copies in ((TimingProtocol.of(GPU), 32), (TimingProtocol.of(GPU, "hot"), 64),
+                             (TimingProtocol.of(CPU), 17), (TimingProtocol.of(CPU, "hot"), 17)):  # fmt: skip
         session = Session(SQUARE, problem, CPU, protocol, 7)
         assert len(session.rotation.copies) == copies
         assert session.warms is (protocol.clock == "perf_counter")

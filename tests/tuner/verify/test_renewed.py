@@ -18,14 +18,19 @@ class Told(Sampler):
 
     how = "told"
 
-    def __init__(self, times: Callable[[Inputs], float], launch_us: float = 1.0) -> None:
+    def __init__(self, times: Callable[[Inputs], float], launch_us: float = 1.0, others: int = 0) -> None:
         self._times = times
+        self.others = others
         self.launch_us = launch_us
         self.inputs: Inputs = "usual"
         self.taken: list[tuple[Inputs, int]] = []
 
     def meet(self, inputs: Inputs) -> None:
+        self.others -= inputs == "other"
         self.inputs = inputs
+
+    def has_other(self) -> bool:
+        return self.others > 0
 
     def take(self, count: int) -> list[Sample]:
         self.taken.append((self.inputs, self.place))
@@ -35,9 +40,9 @@ class Told(Sampler):
     def replay(self) -> None: ...
 
 
-def compared(told: Told) -> int:
+def compared(told: Told, *, renews: bool = True) -> int:
     """The number of pairs on new inputs until it is clear; raises WrongError."""
-    comparison = RenewedPairs(told)
+    comparison = RenewedPairs(told, renews=renews)
     while not comparison.go_on(told):
         assert told.inputs == "usual"
     return sum(inputs == "new" for inputs, _ in told.taken)
@@ -98,3 +103,35 @@ def disturbed(*often: float) -> Callable[[Inputs], float]:
 @pytest.mark.parametrize("times", [(90.0, 10.0), (90.0, 80.0, 70.0, 60.0, 50.0, 40.0, 30.0, 11.0)])
 def test_disturbances_refuse_nobody(times: tuple[float, ...]) -> None:
     assert compared(Told(disturbed(*times))) in {4, 9}
+
+
+@pytest.mark.parametrize("renews", [True, False])
+def test_who_takes_as_long_on_integers_of_another_draw_is_acquitted_by_two_pairs(renews: bool) -> None:
+    told = Told(lambda inputs: 10.0, others=9)
+    compared(told, renews=renews)
+    met = [inputs for inputs, _ in told.taken]
+    once = ["known", "known", "other", "usual"]
+    assert met == (["known", "known", "new", "usual"] * 2 if renews else []) + once * 2 + (
+        ["waited", "quick"] * 2 if renews else []
+    )
+
+
+def test_who_takes_longer_on_integers_of_a_dozen_other_draws_is_refused() -> None:
+    told = Told(lambda inputs: 16.0 if inputs == "other" else 10.0, others=64)
+    with pytest.raises(WrongError, match=r"takes 1\.6 times as long on integers that it has not met"):
+        compared(told, renews=False)
+    assert told.others == 64 - 12
+    assert told.inputs == "usual"
+
+
+def test_where_integers_decide_about_the_time_nobody_is_refused() -> None:
+    times = cycle([90.0, 80.0, 11.0, 70.0, 60.0, 50.0, 40.0])
+    told = Told(lambda inputs: next(times) if inputs == "other" else 10.0, others=64)
+    compared(told, renews=False)
+    assert told.others == 64 - 14
+
+
+def test_who_has_met_all_other_draws_is_acquitted() -> None:
+    told = Told(lambda inputs: 16.0 if inputs == "other" else 10.0, others=11)
+    compared(told, renews=False)
+    assert told.others == 0

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import py_compile
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
 
@@ -77,6 +78,68 @@ def test_its_trial_is_an_error(file: Path) -> None:
     assert (found.status, "has changed since the run began" in found.message) == ("error", True)
 
 
+WITH_HELPERS = """
+import importlib.util
+import sys
+from pathlib import Path
+
+import registry
+
+sys.path.append(str(Path(__file__).parent))
+import a_helper
+
+SOURCE = (Path(__file__).parent / "kernels" / "square.cpp").read_text()
+SPEC = importlib.util.spec_from_file_location("by_name", Path(__file__).parent / "by_name.py")
+
+""" + TEXT.replace("torch.mul(", "a_helper.multiply(")
+HELPERS = {
+    "a_helper.py": "import torch\nimport of_the_helper\ndef multiply(*tensors, out): torch.mul(*tensors, out=out)\n",
+    "of_the_helper.py": "FACTOR = 1\n",
+    "by_name.py": "FACTOR = 1\n",
+    "kernels/square.cpp": "void square(float* y) { y[0] *= 1; }\n",
+}
+
+
+@pytest.fixture
+def file_with_helpers(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A plugin file that imports a module beside it, and reads a kernel's source; it is imported for the first time."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (file.parent / "kernels").mkdir()
+    for name, text in HELPERS.items():
+        (file.parent / name).write_text(text)
+    file.write_text(WITH_HELPERS)
+    yield file
+    forget_helpers()
+
+
+def forget_helpers() -> None:
+    """Let the helpers be imported anew, as in a fresh process."""
+    for name in HELPERS:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+@pytest.mark.parametrize("name", HELPERS)
+def test_a_helper_or_a_kernel_source_that_was_edited_is_told(file_with_helpers: Path, name: str) -> None:
+    digest = source_digest(loaded(file_with_helpers)[1])
+    forget_helpers()
+    assert source_fault(loaded(file_with_helpers)[1], digest) == ""
+    helper = file_with_helpers.parent / name
+    helper.write_text(HELPERS[name].replace("1", "2").replace("torch.mul(", "torch.add("))
+    forget_helpers()
+    told = source_fault(loaded(file_with_helpers)[1], digest)
+    assert "edited.square: a file of it has changed since the run began" in told
+    assert str(helper) in told
+
+
+def test_a_helper_whose_bytecode_is_another_text_is_told(file_with_helpers: Path) -> None:
+    digest = source_digest(loaded(file_with_helpers)[1])
+    helper = sys.modules["a_helper"]
+    other = dict[str, object]()
+    exec(compile("def multiply(*tensors, out): ...", str(helper.__file__), "exec"), other)
+    vars(helper)["multiply"] = other["multiply"]
+    assert "multiply is not what its file" in source_fault(loaded(file_with_helpers)[1], digest)
+
+
 @pytest.fixture
 def with_other_bytecode(file: Path, monkeypatch: pytest.MonkeyPatch) -> Implementation:
     """The implementation of a module whose bytecode is that of another text of the same length and time."""
@@ -131,4 +194,4 @@ def test_bytecode_that_is_not_of_the_file_is_told(with_other_bytecode: Implement
 def test_a_class_without_a_file_has_no_digest() -> None:
     own = {"__module__": "a_notebook", "name": "a.b", "op": "square", "bind": lambda *_: min}
     found = type("Made", (Implementation,), own)()
-    assert source_digest(found) == source_fault(found, "0" * 64) == ""
+    assert source_digest(found) == source_fault(found, "") == ""
