@@ -7,6 +7,8 @@ read stored results do not need torch.
 
 from __future__ import annotations
 
+import io
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -32,6 +34,7 @@ def registry() -> None:
 
 
 def _start(program: str, module: str) -> None:
+    open_streams()
     try:
         keeper = _early_keeper([program, *sys.argv[1:]])
         if keeper is None:
@@ -44,6 +47,26 @@ def _start(program: str, module: str) -> None:
         hear_no_more()
         sys.stderr.write(f"{program}: interrupted\n")
         sys.exit(INTERRUPTED)
+
+
+def open_streams() -> None:
+    """Makes the standard streams such that any text can be written to them.
+
+    A closed one goes nowhere: else the next file or socket, such as the database, would get its number, and be written
+    to. What the encoding of stdout lacks (an ASCII locale has no "µ") is escaped as stderr does it.
+    """
+    if os.name == "posix":
+        for number in range(3):
+            try:
+                os.fstat(number)
+            except OSError:
+                os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  as long as the process
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def hear_no_more() -> None:

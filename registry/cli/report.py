@@ -53,7 +53,8 @@ def report(
         sources = installed_sources(section.op for section in facts.sections) if source else None
         page = render(facts, version=version("kernel-registry"), created=now(), sources=sources)
     if str(out) == "-":
-        sys.stdout.write(page)
+        sys.stdout.flush()
+        sys.stdout.buffer.write(page.encode())  # the page says that it is UTF-8, whatever the locale is
         return
     write(page, out)
     text.say(f"{out.resolve()} written ({len(page.encode()) / 1e6:.1f} MB)")
