@@ -65,20 +65,14 @@ def run(app: typer.Typer, program: str, arguments: list[str] | None = None) -> i
     except (KeyboardInterrupt, typer.Abort):
         _tell(f"{program}: interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        return _unread()
-    except SystemExit as fault:
-        if isinstance(fault.__context__, BrokenPipeError):  # typer has made an exit of it
-            return _unread()
-        raise
-    except OSError as fault:
-        if fault.filename is not None and fault.strerror is not None:
-            return _report(program, f"{os.fsdecode(fault.filename)}: {fault.strerror}", "")
-        if fault.errno not in _NO_ROOM:
+    except (BrokenPipeError, SystemExit) as fault:
+        # the reader has gone (`registry results | head`), of which typer makes an exit
+        if not isinstance(fault if isinstance(fault, OSError) else fault.__context__, BrokenPipeError):
             raise
-        _report(program, f"a file or the output cannot be written: {fault.strerror}", "it is not complete")
         _drop_output()
-        return FAULT
+        return BROKEN_PIPE
+    except OSError as fault:
+        return _report_of_machine(program, fault)
 
 
 def run_to_the_end(app: typer.Typer, program: str) -> NoReturn:
@@ -98,6 +92,17 @@ def _report(program: str, message: str, hint: str) -> int:
     return BAD_INPUT
 
 
+def _report_of_machine(program: str, fault: OSError) -> int:
+    """Reports a file that cannot be opened, or a disk that is full. Raises any other fault."""
+    if fault.filename is not None and fault.strerror is not None:
+        return _report(program, f"{os.fsdecode(fault.filename)}: {fault.strerror}", "")
+    if fault.errno not in _NO_ROOM:
+        raise fault
+    _report(program, f"a file or the output cannot be written: {fault.strerror}", "it is not complete")
+    _drop_output()
+    return FAULT
+
+
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     _tell(f"warning: {message}")
 
@@ -105,12 +110,6 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 def _tell(text: str) -> None:
     with contextlib.suppress(OSError):  # nobody can be told where stderr is a full disk
         sys.stderr.write(f"{visible(text)}\n")
-
-
-def _unread() -> int:
-    """The exit code where the reader of the output has gone (``registry results | head``)."""
-    _drop_output()
-    return BROKEN_PIPE
 
 
 def _drop_output() -> None:

@@ -11,6 +11,7 @@ import typer
 
 from tuning_db.records import now
 
+from ..paths import resolved
 from .collecting import seldom_collecting
 from .display import text
 from .options import Database, SeveralOps, split
@@ -57,4 +58,4 @@ def report(
         sys.stdout.buffer.write(page.encode())  # the page says that it is UTF-8, whatever the locale is
         return
     write(page, out)
-    text.say(f"{out.resolve()} written ({len(page.encode()) / 1e6:.1f} MB)")
+    text.say(f"{resolved(out)} written ({len(page.encode()) / 1e6:.1f} MB)")

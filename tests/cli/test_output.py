@@ -12,7 +12,13 @@ from .. import fresh
 from ..report.records import fill
 from .conftest import Command
 
-COMMANDS = [["results"], ["results", "--json"], ["results", "--trials", "--json"], ["export", "-"], ["report", "--out", "-"]]
+COMMANDS = [
+    ["results"],
+    ["results", "--json"],
+    ["results", "--trials", "--json"],
+    ["export", "-"],
+    ["report", "--out", "-"],
+]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +33,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_output_to_a_full_disk_is_one_line(
     command: Command, database: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
-    with open("/dev/full", "w", encoding="utf-8") as full, monkeypatch.context() as patch:
+    with Path("/dev/full").open("w", encoding="utf-8") as full, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", full)
         patch.setenv("KERNEL_REGISTRY_DB", str(database))
         told = command("registry", *words)
@@ -42,7 +48,7 @@ def test_a_reader_that_goes_ends_a_command_as_sigpipe_does(
 ) -> None:
     theirs, ours = os.pipe()
     os.close(theirs)
-    with open(ours, "w", encoding="utf-8") as unread, monkeypatch.context() as patch:
+    with os.fdopen(ours, "w", encoding="utf-8") as unread, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", unread)
         patch.setattr(sys, "stderr", sys.stderr)  # typer replaces both
         told = command("registry", *words, "--db", database)
