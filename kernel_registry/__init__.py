@@ -23,8 +23,7 @@ _KEEPER = "registry.tuner.processes.keeper"
 
 
 def tune() -> None:
-    """Entry point of the script ``tune``; SIGTERM, by which job schedulers end a program, is a Ctrl-C to it."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Entry point of the script ``tune``."""
     _start("tune", "registry.cli.tune")
 
 
@@ -34,6 +33,8 @@ def registry() -> None:
 
 
 def _start(program: str, module: str) -> None:
+    """Runs the program. SIGTERM, by which job schedulers and ``timeout`` end one, is a Ctrl-C to it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     open_streams()
     try:
         keeper = _early_keeper([program, *sys.argv[1:]])

@@ -178,6 +178,6 @@ def _answered(database: str | Path | None, seconds: float, query: str, wanted: s
 
 
 def _release(row: object) -> Release:
-    if getattr(row, "created", None) is None:
-        raise TypeError("release.created is no instant")
+    if getattr(row, "created", None) is None or not isinstance(getattr(row, "name", None), str):
+        raise TypeError("release.created is no instant, or release.name no text")
     return Release(**{name: getattr(row, name) for name in ("name", "id", "created", "winners")})

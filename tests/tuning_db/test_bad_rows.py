@@ -109,6 +109,18 @@ def test_every_query_skips_the_row_and_reads_the_others(
     assert all("\x1b" not in text and "\0" not in text and len(text) < 600 for text in told)
 
 
+@pytest.mark.parametrize(("column", "value"), [("created", "'never'"), ("name", "x'ff00fe'"), ("winners", "'two'")])
+def test_a_release_that_cannot_be_read_hides_no_other(two: Path, tmp_path: Path, column: str, value: str) -> None:
+    path = Path(shutil.copy(two, tmp_path / "tuning.db"))
+    with Store.open(path) as store:
+        store.create_release("one"), store.create_release("two")
+    with closing(sqlite3.connect(path)) as raw:
+        raw.execute(f"UPDATE release_set SET {column} = {value} WHERE name = 'one'")
+        raw.commit()
+    with Store.open(path) as store:
+        assert [release.name for release in store.releases() if release.name != "one"] == ["two"]
+
+
 def test_a_skipped_row_is_told_once(two: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = Path(shutil.copy(two, tmp_path / "tuning.db"))
     with closing(sqlite3.connect(path)) as raw:
