@@ -7,6 +7,8 @@ read stored results do not need torch.
 
 from __future__ import annotations
 
+import io
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,8 +23,7 @@ _KEEPER = "registry.tuner.processes.keeper"
 
 
 def tune() -> None:
-    """Entry point of the script ``tune``; SIGTERM, by which job schedulers end a program, is a Ctrl-C to it."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Entry point of the script ``tune``."""
     _start("tune", "registry.cli.tune")
 
 
@@ -32,6 +33,9 @@ def registry() -> None:
 
 
 def _start(program: str, module: str) -> None:
+    """Runs the program. SIGTERM, by which job schedulers and ``timeout`` end one, is a Ctrl-C to it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    open_streams()
     try:
         keeper = _early_keeper([program, *sys.argv[1:]])
         if keeper is None:
@@ -44,6 +48,26 @@ def _start(program: str, module: str) -> None:
         hear_no_more()
         sys.stderr.write(f"{program}: interrupted\n")
         sys.exit(INTERRUPTED)
+
+
+def open_streams() -> None:
+    """Makes the standard streams such that any text can be written to them.
+
+    A closed one goes nowhere: else the next file or socket, such as the database, would get its number, and be written
+    to. What the encoding of stdout lacks (an ASCII locale has no "µ") is escaped as stderr does it.
+    """
+    if os.name == "posix":
+        for number in range(3):
+            try:
+                os.fstat(number)
+            except OSError:
+                os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def hear_no_more() -> None:

@@ -23,7 +23,7 @@ def cache_folder(*parts: str) -> Path:
     Its files are loaded and run, so a folder that another user owns or can write to is refused. The root may be a link
     to a folder that passes this check; nothing below it may be a link.
     """
-    folder = Path(os.environ.get("KERNEL_REGISTRY_CACHE") or platformdirs.user_cache_path("kernel-registry")).resolve()
+    folder = resolved(os.environ.get("KERNEL_REGISTRY_CACHE") or _default_cache())
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _private(folder)
@@ -33,6 +33,22 @@ def cache_folder(*parts: str) -> Path:
     except OSError as fault:
         raise CacheError(f"{folder} cannot be made: {fault.strerror}", hint=_ELSEWHERE) from fault
     return folder
+
+
+def expanded(path: str | Path) -> Path:
+    """``path`` with a leading ``~`` as the home folder it stands for.
+
+    A ``~`` of a user that is not known, or who has no home folder, stays as it is: pathlib raises RuntimeError for it.
+    """
+    return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
+def resolved(path: str | Path) -> Path:
+    """The absolute path, expanded, with its links followed as far as they lead.
+
+    Links in a circle stay as they are, for which pathlib raises RuntimeError: to open the path tells of them.
+    """
+    return Path(os.path.realpath(expanded(path)))
 
 
 def check_room() -> None:
@@ -94,7 +110,18 @@ def compiler_caches() -> dict[str, str]:
 
 _ROOM_BYTES = 4 << 20
 _ELSEWHERE = "set KERNEL_REGISTRY_CACHE to a folder of your own"
+_NO_HOME = "set KERNEL_REGISTRY_CACHE to a folder of your own, or HOME"
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def _default_cache() -> Path:
+    try:
+        folder = platformdirs.user_cache_path("kernel-registry")
+    except RuntimeError:  # a user without a home folder, as a container's user may be
+        folder = Path("~")
+    if folder.parts[:1] == ("~",):  # older releases of platformdirs leave it so
+        raise CacheError("there is no folder for compiled kernels: this user has no home folder", hint=_NO_HOME)
+    return folder
 
 
 def _place_new(part: Path, path: Path) -> None:

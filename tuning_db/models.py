@@ -8,6 +8,7 @@ can be imported without the rest. Trials, decisions and finals are only ever add
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,15 +31,25 @@ NAMES = {
 
 
 def parsed_json(text: str) -> Any:
-    """The value of JSON as ``json.loads`` returns it, in a quarter of its time for the usual values."""
+    """The value of JSON as ``json.loads`` returns it, in a quarter of its time for the usual values.
+
+    None for what is no JSON: the record that is made of it is refused, and the other rows of a query are read.
+    """
     try:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError):  # numbers that are not finite, say
+        pass
+    try:
         return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 class Instant(TypeDecorator[datetime]):
-    """Column type of an instant: a datetime in UTC on the Python side, whether or not the database keeps time zones."""
+    """Column type of an instant: a datetime in UTC on the Python side, whether or not the database keeps time zones.
+
+    None for what is no instant, as SQLite can hold in any column.
+    """
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -52,6 +63,20 @@ class Instant(TypeDecorator[datetime]):
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], datetime | None] | None:
+        """The conversion of a column's values, see :meth:`process_result_value`."""
+        convert = super().result_processor(dialect, coltype)
+        if convert is None:
+            return None
+
+        def converted(value: Any) -> datetime | None:
+            try:
+                return convert(value)
+            except (ArithmeticError, TypeError, ValueError):
+                return None
+
+        return converted
 
 
 class StoredRow(DeclarativeBase):

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from . import reading, releases
 from .considered import Considered, considered_by
+from .database.bad_rows import readable
 from .database.engine import Opened
 from .identities import CandidateKey, Environment, ProblemKey, Protocol
 from .identity_rows import candidate_key
@@ -208,7 +209,8 @@ class Queries:
     def hardware(self) -> list[Mapping[str, Any]]:
         """Every hardware identity that something was measured on, in the order in which they were stored."""
         with self._opened.reading() as session:
-            return list(session.execute(select(HardwareRow.identity).order_by(HardwareRow.id)).scalars())
+            found = session.execute(select(HardwareRow.identity).order_by(HardwareRow.id)).scalars()
+            return list(readable(session, "hardware", found, lambda one: plain_mapping(one, "hardware")))
 
     def export(
         self,

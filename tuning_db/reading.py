@@ -11,8 +11,9 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from . import older_versions
+from .database.bad_rows import readable
 from .identities import CandidateKey, Environment, ProblemKey, Protocol
-from .keys import finite_or_none, plain_mapping
+from .keys import finite_or_none, plain_mapping, plain_text
 from .models import (
     DECISION_FIELDS,
     FINAL_FIELDS,
@@ -41,6 +42,7 @@ _PARTS = (ProblemRow, CandidateRow, ImplementationRow, HardwareRow, SoftwareRow,
 _NUMBERS = (
     TrialRow.problem_id, TrialRow.candidate_id, TrialRow.hardware_id, TrialRow.software_id, TrialRow.protocol_id,
 )  # fmt: skip
+_TEXTS = ("uid", "status", "message", "stop_reason", "artifact_hash")
 Parts = tuple[ProblemRow, CandidateRow, ImplementationRow, HardwareRow, SoftwareRow, ProtocolRow]
 
 
@@ -67,8 +69,12 @@ def narrowed(query: Select[Any], *wanted: tuple[InstrumentedAttribute[Any], obje
 def trials_of(session: Session, query: Select[Any]) -> Iterator[tuple[TrialRow, Trial]]:
     """(row, trial) of each row of a :func:`select_trials` query."""
     shared = _BuiltOnce()
-    for row, *parts in session.execute(query):
-        yield row, _trial(row, shared.of(cast(Parts, parts)))
+
+    def made(found: Any) -> tuple[TrialRow, Trial]:
+        row, *parts = found
+        return row, _trial(row, shared.of(cast(Parts, tuple(parts))))
+
+    return readable(session, "trial", session.execute(query), made)
 
 
 def select_trial_columns(*names: str) -> Select[Any]:
@@ -79,34 +85,45 @@ def select_trial_columns(*names: str) -> Select[Any]:
 def each_trial(session: Session, query: Select[Any], names: Sequence[str]) -> Iterator[Trial]:
     """The trial of each row of a :func:`select_trial_columns` query of ``names``, a thousand rows at a time.
 
-    Of a row only its figures are checked: the rest is what its columns can hold.
+    Of a row only what no column of its type can hold is checked: SQLite puts anything into any column.
     """
     referred = Referred(session)
     rows = session.connection().execute(query.execution_options(yield_per=TOGETHER))
     for part in rows.partitions():
-        problems, candidates, hardware, software, protocols, *_ = zip(*part, strict=True)
-        problem, candidate = referred.problems(problems), referred.candidates(candidates)
-        protocol, _, _ = referred.protocols(protocols), referred.hardware(hardware), referred.software(software)
-        for p, c, h, s, t, *fields in part:
-            told = {"samples": (), "details": {}, **dict(zip(names, fields, strict=True))}
-            finite_or_none(told["median_us"], "trial.median_us")
-            if type(told["details"]) is not dict:
-                plain_mapping(told["details"], "trial.details")
-            told["samples"] = times(told["samples"])
-            trial = object.__new__(Trial)  # what its __post_init__ copies takes longer than all else
-            trial.__dict__.update(
-                told, problem=problem[p], candidate=candidate[c], environment=referred.environment(h, s),
-                protocol=protocol[t],
-            )  # fmt: skip
-            yield trial
+        yield from _of_columns(session, referred, names, part)
+
+
+def _of_columns(session: Session, referred: Referred, names: Sequence[str], part: Sequence[Any]) -> Iterator[Trial]:
+    problems, candidates, hardware, software, protocols, *_ = zip(*part, strict=True)
+    problem, candidate = referred.problems(problems), referred.candidates(candidates)
+    protocol, _, _ = referred.protocols(protocols), referred.hardware(hardware), referred.software(software)
+
+    def made(row: Any) -> Trial:
+        p, c, h, s, t, *fields = row
+        told = {"samples": (), "details": {}, **dict(zip(names, fields, strict=True))}
+        _check_columns(told)
+        told["samples"] = times(told["samples"])
+        trial = object.__new__(Trial)  # what its __post_init__ copies takes longer than all else
+        trial.__dict__.update(
+            told, problem=problem[p], candidate=candidate[c], environment=referred.environment(h, s),
+            protocol=protocol[t],
+        )  # fmt: skip
+        return trial
+
+    return readable(session, "trial", part, made)
 
 
 def decisions_of(session: Session, query: Select[Any]) -> Iterator[tuple[str, Decision]]:
     """(uid of the run, decision) of each row of a :func:`select_decisions` query."""
     shared = _BuiltOnce()
     version = session.info.get(SCHEMA_VERSION, LATEST)
-    for row, *parts in session.execute(older_versions.without_new_columns(query, version)):
-        yield row.run_id, _decision(older_versions.completed(row, version), shared.of(cast(Parts, parts)))
+
+    def made(found: Any) -> tuple[str, Decision]:
+        row, *parts = found
+        identities = shared.of(cast(Parts, tuple(parts)))
+        return plain_text(row.run_id), _decision(older_versions.completed(row, version), identities)
+
+    return readable(session, "decision", session.execute(older_versions.without_new_columns(query, version)), made)
 
 
 def finals_of(session: Session, decision_uid: str) -> list[Final]:
@@ -119,13 +136,17 @@ def finals_of(session: Session, decision_uid: str) -> list[Final]:
         .where(DecisionRow.uid == decision_uid)
         .order_by(FinalRow.ordinal)
     )
-    return [_final(*row) for row in session.execute(query)]
+    return list(readable(session, "final", session.execute(query), lambda row: _final(*row)))
 
 
 def runs_of(session: Session, query: Select[Any]) -> Iterator[StoredRun]:
     """The run of each row of a :func:`select_runs` query."""
-    for row, hardware, software in session.execute(query):
-        yield StoredRun(row.id, _environment(hardware, software), row.started, row.ended, row.details, row.summary)
+
+    def made(found: Any) -> StoredRun:
+        row, hardware, software = found
+        return StoredRun(row.id, _environment(hardware, software), row.started, row.ended, row.details, row.summary)
+
+    return readable(session, "run", session.execute(query), made)
 
 
 def select_runs() -> Select[Any]:
@@ -164,6 +185,18 @@ class _BuiltOnce:
             "environment": self._environment(hardware, software),
             "protocol": self._protocol(protocol),
         }
+
+
+def _check_columns(told: Mapping[str, Any]) -> None:
+    """Raises TypeError or InvalidRecordError for the columns of a trial that another type's value stands in."""
+    finite_or_none(told["median_us"], "trial.median_us")
+    if type(told["details"]) is not dict:
+        plain_mapping(told["details"], "trial.details")
+    for name in _TEXTS:
+        if type(told.get(name, "")) is not str:
+            raise TypeError(f"trial.{name} is a {type(told[name]).__name__}, expected text")
+    if told.get("created", True) is None:
+        raise TypeError("trial.created is no instant")
 
 
 def _problem(row: ProblemRow) -> ProblemKey:

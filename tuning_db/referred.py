@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
+from .database.bad_rows import readable
 from .identities import CandidateKey, Environment, ProblemKey, Protocol
 from .models import CandidateRow, HardwareRow, ImplementationRow, ProblemRow, ProtocolRow, SoftwareRow
 
@@ -27,7 +28,7 @@ _PROTOCOLS = select(ProtocolRow.id, ProtocolRow.regime, ProtocolRow.details)
 
 
 class Referred:
-    """Identities by row number, converted by ``made`` if that is given.
+    """Identities by row number, converted by ``made`` if that is given. Those that cannot be read are left out.
 
     ``made`` takes a ProblemKey, CandidateKey or Protocol, or the named values of a hardware or software.
     """
@@ -69,7 +70,8 @@ class Referred:
     def _all(
         self, column: Any, query: Select[Any], numbers: Iterable[int], identity: Callable[..., Any]
     ) -> Mapping[int, Any]:
-        known, wanted = self._known.setdefault(column, {}), set(numbers)
+        known = self._known.setdefault(column, {})
+        wanted = {number for number in numbers if isinstance(number, int)}  # SQLite holds anything in any column
         if wanted <= known.keys():
             return known
         if len(known) > _MOST_KNOWN:
@@ -77,8 +79,15 @@ class Referred:
         missing = sorted(wanted - known.keys())
         for start in range(0, len(missing), _IN_LIST):
             rows = self._session.execute(query.where(column.in_(missing[start : start + _IN_LIST])))
-            known |= {number: self._made(identity(*fields)) for number, *fields in rows}
+            known |= readable(self._session, column.class_.__tablename__, rows, self._numbered(identity))
         return known
+
+    def _numbered(self, identity: Callable[..., Any]) -> Callable[[Any], tuple[int, Any]]:
+        def made(row: Any) -> tuple[int, Any]:
+            number, *fields = row
+            return number, self._made(identity(*fields))
+
+        return made
 
 
 def _problem(op: str, op_version: int, dims: Mapping[str, Any], static_key: str) -> ProblemKey:

@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .database.bad_rows import readable
 from .errors import CorruptedDatabaseError, ExchangeError, InvalidRecordError
 from .records import now
 from .schema import RELEASES, STAMPS
@@ -118,7 +119,8 @@ def every(session: Session) -> list[Release]:
     from .models import ReleaseRow
 
     query = select(ReleaseRow).options(defer(ReleaseRow.content, raiseload=True))
-    return [_release(row) for row in session.scalars(query.order_by(ReleaseRow.created.desc(), ReleaseRow.name))]
+    found = session.scalars(query.order_by(ReleaseRow.created.desc(), ReleaseRow.name))
+    return list(readable(session, "release", found, _release))
 
 
 def find_id(database: str | Path | None, name: str, seconds: float) -> str | None:
@@ -176,4 +178,6 @@ def _answered(database: str | Path | None, seconds: float, query: str, wanted: s
 
 
 def _release(row: object) -> Release:
+    if getattr(row, "created", None) is None or not isinstance(getattr(row, "name", None), str):
+        raise TypeError("release.created is no instant, or release.name no text")
     return Release(**{name: getattr(row, name) for name in ("name", "id", "created", "winners")})

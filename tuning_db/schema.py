@@ -5,6 +5,7 @@ Versions are numbers; alembic's revision 0001 is version 1.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -70,8 +71,8 @@ def version_of(found: Sequence[object], shown: str) -> int:
     Raises NewerSchemaError for a version above LATEST, CorruptedDatabaseError for anything but one number.
     """
     stamps = list(map(str, found))
-    if len(stamps) != 1 or not stamps[0].isdigit():
-        message = f"{shown}: the table {VERSION_TABLE} holds {stamps}, expected one version"
+    if len(stamps) != 1 or not re.fullmatch("[0-9]{1,9}", stamps[0]):
+        message = f"{shown}: the table {VERSION_TABLE} holds {stamps!r:.80}, expected one version"
         raise CorruptedDatabaseError(message, hint="restore a backup, or use another database; this one was left as is")
     version = int(stamps[0])
     if version > LATEST:

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import Select, Text, case, cast, select
 from sqlalchemy.orm import Session
 
+from .database.bad_rows import readable, skip
 from .identities import CandidateKey, Environment, ProblemKey, Protocol
+from .keys import finite_or_none
 from .models import ProblemRow, TrialRow
 from .referred import TOGETHER, Referred
 
@@ -50,13 +52,28 @@ def searches_of(session: Session, op: str | None) -> Iterator[Search]:
         found = list(rows)
         candidate = referred.candidates(row[5] for row in found)
         referred.hardware([hardware]), referred.software([software])
-        yield Search(
-            referred.problems([problem])[problem],
-            referred.environment(hardware, software),
-            referred.protocols([protocol])[protocol],
-            max(row[4] for row in found),
-            [TrialFigures(candidate[row[5]], *row[6:]) for row in found],
-        )
+
+        def made(row: Any) -> TrialFigures:
+            return _figures(TrialFigures(candidate[row[5]], *row[6:]))  # noqa: B023  called before the next group
+
+        try:
+            place = (
+                referred.problems([problem])[problem],
+                referred.environment(hardware, software),
+                referred.protocols([protocol])[protocol],
+            )
+        except LookupError as fault:
+            skip(session, "trial", fault)
+            continue
+        yield Search(*place, max(row[4] for row in found), list(readable(session, "trial", found, made)))
+
+
+def _figures(told: TrialFigures) -> TrialFigures:
+    """``told``. Raises TypeError or InvalidRecordError where another type's value stands in a column."""
+    finite_or_none(told.median_us, "trial.median_us")
+    if not all(isinstance(text, str) for text in (told.status, told.message, told.resources or "")):
+        raise TypeError(f"a trial has the status {told.status!r:.40}, expected text")
+    return told
 
 
 def _query(op: str | None) -> Select[Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .database.answering import AnsweredRow, Ask, QueryAnswers, answered
+from .database.bad_rows import UNREADABLE
 from .database.location import locate
 from .database.packed_rows import ColumnKind, at, places_of_each, read_columns, unlike
 from .errors import InvalidRecordError
@@ -227,11 +228,21 @@ def runners(ask: QueryAnswers, uid: str) -> dict[str, CandidateKey]:
 def best_of_each(rows: Iterable[AnsweredRow]) -> dict[str, CandidateKey]:
     """The fastest of rows of (implementation, fingerprint, config as JSON, time), by implementation.
 
-    Of equally fast ones the first by fingerprint and configuration, in whatever order a database has them.
+    Of equally fast ones the first by fingerprint and configuration, in whatever order a database has them. Rows without
+    a time, and rows that cannot be read, are left out.
     """
-    timed = (row for row in rows if row[3] is not None)
-    fastest = sorted(timed, key=lambda row: (float(row[3]), row[1], canonical_json(json.loads(row[2]))), reverse=True)
-    return {name: CandidateKey(name, fingerprint, json.loads(config)) for name, fingerprint, config, _ in fastest}
+    timed = [one for row in rows if (one := _timed(row)) is not None]
+    return {key.implementation: key for _, key in sorted(timed, key=lambda one: one[0], reverse=True)}
+
+
+def _timed(row: AnsweredRow) -> tuple[tuple[float, str, str], CandidateKey] | None:
+    """A row's place among others, and its candidate."""
+    name, fingerprint, config, us = row
+    try:
+        key = CandidateKey(name, fingerprint, json.loads(config))
+        return (float(us), fingerprint, canonical_json(key.config)), key
+    except UNREADABLE:
+        return None
 
 
 def _asked(ask: Ask, wanted: Mapping[str, Any]) -> _Found:

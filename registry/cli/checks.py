@@ -147,7 +147,7 @@ def database_check(database: str | None) -> Check:
         with Store.open(database, create=False, migrate=False) as store:
             held = store.statistics()
     except MissingDatabaseError as fault:
-        return Check("database", ABSENT, fault.message, "the first tune makes it")
+        return Check("database", ABSENT, fault.message, fault.hint)
     except TuningDBError as fault:
         return Check("database", FAULT, fault.message, fault.hint)
     counts = f"{text.plural(held.winners, 'winner')}, {text.plural(held.trials, 'trial')}"

@@ -11,6 +11,7 @@ import typer
 
 from tuning_db.records import now
 
+from ..paths import resolved
 from .collecting import seldom_collecting
 from .display import text
 from .options import Database, SeveralOps, split
@@ -53,7 +54,8 @@ def report(
         sources = installed_sources(section.op for section in facts.sections) if source else None
         page = render(facts, version=version("kernel-registry"), created=now(), sources=sources)
     if str(out) == "-":
-        sys.stdout.write(page)
+        sys.stdout.flush()
+        sys.stdout.buffer.write(page.encode())  # the page says that it is UTF-8, whatever the locale is
         return
     write(page, out)
-    text.say(f"{out.resolve()} written ({len(page.encode()) / 1e6:.1f} MB)")
+    text.say(f"{resolved(out)} written ({len(page.encode()) / 1e6:.1f} MB)")

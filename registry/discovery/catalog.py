@@ -18,6 +18,7 @@ from ..device import installed_version
 from ..errors import InvalidDefinitionError, PluginError, RegistryError, UnknownNameError
 from ..forking import renewed_in_child
 from ..implementation import Implementation
+from ..paths import resolved
 from .backward_check import check_backward_ops
 from .hooks import DEFINES, PROJECT, defines, hook_of
 from .inventory import Inventory
@@ -104,7 +105,7 @@ class Catalog:
 
     def file_plugin(self, path: str | Path) -> PluginReport:
         """The plugin of a file that was loaded by ``load_file``. No other plugin's hooks run."""
-        name = str(Path(path).expanduser().resolve())
+        name = str(resolved(path))
         with self._lock:
             plugin = next(each for each in self._inventory.plugins if each.is_file and each.name == name)
             return plugin.report(self._inventory.inactive(plugin))
@@ -140,7 +141,7 @@ class Catalog:
         Raises PluginError when anything about the file is wrong; the catalog then holds nothing of it.
         """
         self._load()
-        file = Path(path).expanduser().resolve()
+        file = resolved(path)
         with self._lock:
             if str(file) in self.files:
                 return

@@ -17,6 +17,7 @@ import torch
 from ..discovery.file_import import spec_of_file
 from ..errors import InvalidDefinitionError, UnsupportedError
 from ..implementation import Implementation
+from ..paths import expanded, resolved
 from .foreign_file import plain_name
 from .hub import commit_at
 from .submission import Submission
@@ -98,8 +99,8 @@ def package_of(text: str, sha256: str = "") -> KernelPackage:
         raise InvalidDefinitionError(
             f"kernels package {text!r}", hint="expected FOLDER:function or ORG/NAME@COMMIT:function"
         )
-    if Path(place).expanduser().is_dir():
-        return KernelPackage(Path(place).expanduser().resolve(), function, sha256)
+    if expanded(place).is_dir():
+        return KernelPackage(resolved(place), function, sha256)
     # a package holds builds for many machines, each of up to hundreds of megabytes
     patterns = [*(f"build/{variant}/**" for variant in variants()), "torch-ext/**"]
     commit = commit_at(place)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InvalidDefinitionError, RegistryError
+from ..paths import expanded
 from . import hf_kernels
 from .detection import ImportedProblem, submission_of
 from .foreign_file import ForeignFile, plain_name
@@ -88,7 +89,7 @@ def _files(paths: Sequence[str], problem: ImportedProblem | None) -> list[str]:
             found.append(str(place.resolve()))
         elif ":" in path:
             folder, _, function = path.rpartition(":")
-            here = Path(folder).expanduser()
+            here = expanded(folder)
             found.append(f"{here.resolve()}:{function}" if here.is_dir() else path)
         else:
             raise InvalidDefinitionError(

@@ -18,6 +18,7 @@ from ..device import Device
 from ..discovery import answers
 from ..discovery.catalog import Catalog
 from ..errors import InvalidArgumentError
+from ..paths import expanded, resolved
 from ..problem import Problem, canonical_json
 from ..sandbox.bubblewrap import bubblewrap
 from ..sandbox.entrant import SandboxedEntrant
@@ -215,8 +216,8 @@ def fit_for_sandboxes(
             kept.append(one)
             continue
         folder, _, function = one.path.rpartition(":")
-        if Path(folder).expanduser().is_dir():
-            kept.append(replace(one, path=f"{Path(folder).expanduser().resolve()}:{function}"))
+        if expanded(folder).is_dir():
+            kept.append(replace(one, path=f"{resolved(folder)}:{function}"))
         else:
             refused[one.label] = "a sandbox has no network: download the package, and give FOLDER:function"
     return kept, refused

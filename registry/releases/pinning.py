@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from tuning_db.database.location import VARIABLE, default_path
 from tuning_db.releases import FILE_SUFFIX, find_content, find_id, find_names, id_of, is_id, shown_id
 
 from ..errors import ReleaseError
-from ..paths import cache_folder, write_whole
+from ..paths import cache_folder, expanded, write_whole
 from .copies import FOLDER, make_database, mark_read, release_copy
 
 RELEASE_VARIABLE = "KERNEL_REGISTRY_RELEASE"
@@ -97,10 +98,14 @@ def place_of(database: str | None) -> str:
 
 
 def _of_file(told: str) -> PinnedRelease:
+    file = expanded(told)
     try:
-        content = Path(told).expanduser().read_bytes()
+        # a pipe or a device may never end, and a process waits for its release
+        content = file.read_bytes() if stat.S_ISREG(file.stat().st_mode) else None
     except OSError as fault:
         raise ReleaseError(f"release {told}: {fault.strerror}", hint=_HINT) from None
+    if content is None:
+        raise ReleaseError(f"release {told}: not a regular file", hint=_HINT)
     path = release_copy(id_of(content))
     if not path.exists():
         _make(path, content, told)

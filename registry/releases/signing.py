@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ReleaseError
+from ..paths import expanded
 
 SUFFIX = ".minisig"
 """What the name of a signature's file has in addition to the file's, as the program minisign names it."""
@@ -62,7 +63,7 @@ def verified_name(content: bytes, signature: bytes, keys: Sequence[str]) -> str:
 
 
 def _public_key(library: Any, told: str) -> Any:
-    path = Path(told).expanduser()
+    path = expanded(told)
     try:
         if path.is_file():
             return library.PublicKey.from_bytes(_read(path))

@@ -1,4 +1,4 @@
-"""Ctrl-C, and SIGTERM to ``tune``: what was measured is kept, the command says so and ends with 130."""
+"""Ctrl-C and SIGTERM: what was measured is kept, the command says so and ends with 130."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ kernel_registry.{program}()
         ("tune", "typer", ["--help"], "SIGINT"),
         ("registry", "typer", ["--help"], "SIGINT"),
         ("tune", "registry.cli.options", ["--help"], "SIGTERM"),
-        ("registry", "registry.cli.options", ["--help"], "SIGINT"),
+        ("registry", "registry.cli.options", ["--help"], "SIGTERM"),
         ("registry", "torch", ["ops"], "SIGINT"),
     ],
 )
@@ -75,6 +75,26 @@ ops.text.print_table = ops.text.say = ops.text.console = first
 sys.argv = ["registry", "ops"]
 kernel_registry.registry()
 """
+
+
+TERMINATED = """
+import os, signal, sys, tempfile
+from registry.cli import ops
+def first(*_, **__):
+    with tempfile.TemporaryDirectory() as folder:
+        print(folder, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+ops.text.print_table = ops.text.say = ops.text.console = first
+import kernel_registry
+sys.argv = ["registry", "ops"]
+kernel_registry.registry()
+"""
+
+
+def test_sigterm_leaves_no_temporary_folder_of_any_command() -> None:
+    done = fresh.run("-c", TERMINATED, limit_s=120)
+    assert (done.returncode, done.stderr) == (130, "registry: interrupted\n")
+    assert not Path(done.stdout.strip()).exists()
 
 
 def test_ctrl_c_while_ctrl_c_is_told_is_no_traceback() -> None:
@@ -172,7 +192,7 @@ kernel_registry.tune()
 """
 
 
-# that SIGTERM is a Ctrl-C to ``tune`` is told above, too
+# that SIGTERM is a Ctrl-C is told above, too
 @pytest.mark.thorough
 @pytest.mark.parametrize("told_by", ["SIGINT", "SIGTERM"])
 def test_a_program_that_is_interrupted_keeps_the_trials(

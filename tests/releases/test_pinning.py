@@ -135,3 +135,11 @@ def _empty(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("DROP SCHEMA public CASCADE")
         connection.execute("CREATE SCHEMA public")
+
+
+def test_a_pipe_or_a_device_is_no_release_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    for name in ("pipe", "zero"):
+        with pytest.raises(ReleaseError, match="not a regular file"):
+            pinned(None, {RELEASE_VARIABLE: str(tmp_path / f"{name}.jsonl")})

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -17,6 +18,7 @@ from ..models import parsed_json
 from ..reading import SCHEMA_VERSION
 from ..schema import LATEST, check_readable, migrate, read_version
 from . import server, sqlite
+from .bad_rows import SHOWN
 from .faults import told_of
 from .files import Access, check_file, writable
 from .location import Location
@@ -48,7 +50,7 @@ class Opened:
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """A session that reads; its ``info`` tells the version of the schema."""
-        with self._told(), Session(self.reader, info={SCHEMA_VERSION: self.version}) as session:
+        with self._told(), Session(self.reader, info=self._info()) as session:
             yield session
 
     @contextmanager
@@ -62,8 +64,11 @@ class Opened:
             if self.version < LATEST:
                 message = f"{shown} has schema version {self.version}, only version {LATEST} can be added to"
                 raise OutdatedSchemaError(message, hint="`registry db upgrade` brings it up to date, with all it holds")
-            with Session(self.writer) as session, session.begin():
+            with Session(self.writer, info=self._info()) as session, session.begin():
                 yield session
+
+    def _info(self) -> dict[Any, Any]:
+        return {SCHEMA_VERSION: self.version, SHOWN: self.location.shown}
 
     def _told(self) -> AbstractContextManager[None]:
         """Context in which faults name the database. Raises TuningDBError for one that was closed."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
-from ..errors import UnreachableDatabaseError
+from ..errors import MissingDatabaseError, UnreachableDatabaseError
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -32,8 +32,20 @@ class Location:
 
 
 def default_path() -> Path:
-    """The default database: ``tuning.db`` in the user's data folder."""
-    return platformdirs.user_data_path("kernel-registry") / "tuning.db"
+    """The default database: ``tuning.db`` in the user's data folder.
+
+    Raises MissingDatabaseError where the user has no home folder, as a container's user may not.
+    """
+    try:
+        folder = platformdirs.user_data_path("kernel-registry")
+    except RuntimeError:
+        folder = Path("~")
+    if folder.parts[:1] == ("~",):  # older releases of platformdirs leave it so
+        raise MissingDatabaseError(
+            "there is no folder for the tuning database: this user has no home folder",
+            hint=f"set {VARIABLE} (or --db) to a file, or HOME",
+        )
+    return folder / "tuning.db"
 
 
 def locate(given: str | Path | None = None) -> Location:
@@ -62,7 +74,8 @@ def locate(given: str | Path | None = None) -> Location:
 def _file(path: Path, read_only: bool = False) -> Location:
     if str(path) == ":memory:":
         raise UnreachableDatabaseError("a database in memory would be forgotten with the process", hint=_EXPECTED)
-    path = Path(os.path.abspath(path.expanduser()))  # noqa: PTH100  (resolve() would follow links, and show another path)
+    # resolve() would follow links, and show another path; pathlib's expanduser() raises for a user that is not known
+    path = Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
     return Location(f"sqlite:///{path}", path=path, read_only=read_only)
 
 

@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import Select, Text, cast, select
 from sqlalchemy.orm import Session
 
+from ..database.bad_rows import readable
 from ..errors import InvalidRecordError
 from ..identities import CandidateKey, ProblemKey, Protocol
 from ..keys import canonical_json
@@ -47,16 +48,17 @@ def trial_lines(session: Session, chosen: Select[Any], texts: Referred) -> Itera
     ).execution_options(yield_per=TOGETHER)  # fmt: skip
     # the session would look at each row once more
     for rows in session.connection().execute(query).partitions():
-        yield from _lines(rows, texts)
+        yield from _lines(session, rows, texts)
 
 
-def _lines(rows: Sequence[Sequence[Any]], texts: Referred) -> Iterator[str]:
+def _lines(session: Session, rows: Sequence[Sequence[Any]], texts: Referred) -> Iterator[str]:
     _, problems, candidates, hardware, software, protocols, *_ = zip(*rows, strict=True)
     problem, candidate = texts.problems(problems), texts.candidates(candidates)
     machine, versions, protocol = texts.hardware(hardware), texts.software(software), texts.protocols(protocols)
-    for row in rows:
+
+    def made(row: Sequence[Any]) -> str:
         run, p, c, h, s, t, artifact, censored, created, us, message, status, reason, uid, samples, details = row
-        yield (
+        return (
             f'{{"kind":"trial","run":{quoted(run)},"trial":{{"artifact_hash":{quoted(artifact)},'
             f'"candidate":{candidate[c]},"censored":{"true" if censored else "false"},'
             f'"created":"{created.isoformat()}","details":{_details(details)},'
@@ -64,6 +66,8 @@ def _lines(rows: Sequence[Sequence[Any]], texts: Referred) -> Iterator[str]:
             f'"message":{quoted(message)},"problem":{problem[p]},"protocol":{protocol[t]},"samples":{_samples(samples)},'
             f'"status":{quoted(status)},"stop_reason":{quoted(reason)},"uid":{quoted(uid)}}}}}\n'
         )
+
+    return readable(session, "trial", rows, made)
 
 
 def finals_texts(session: Session, decision_uids: Collection[str], texts: Referred) -> dict[str, str]:
@@ -80,11 +84,16 @@ def finals_texts(session: Session, decision_uids: Collection[str], texts: Referr
     rows = session.connection().execute(query).all()
     known = texts.candidates({row[1] for row in rows if row[1] is not None})
     found: dict[str, list[str]] = {}
-    for uid, candidate, role, block, round_, position, us in rows:
-        found.setdefault(uid, []).append(
+
+    def made(row: Any) -> tuple[str, str]:
+        uid, candidate, role, block, round_, position, us = row
+        return uid, (
             f'{{"block":{block:d},"candidate":{"null" if candidate is None else known[candidate]},'
             f'"position":{position:d},"role":{quoted(role)},"round":{round_:d},"us":{_number(us)}}}'
         )
+
+    for uid, text in readable(session, "final", rows, made):
+        found.setdefault(uid, []).append(text)
     return {uid: f"[{','.join(finals)}]" for uid, finals in found.items()}
 
 

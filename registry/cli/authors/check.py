@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...paths import write_whole
+from ...paths import resolved, write_whole
 from ..display import text
 from ..display.outcomes import say_outcome, total
 from ..options import Database, split
@@ -74,4 +74,4 @@ def _write(done: PluginCheck, path: Path) -> None:
     if str(path) == "-":
         sys.stdout.write(document)
     else:
-        write_whole(path.resolve(), document.encode())
+        write_whole(resolved(path), document.encode())

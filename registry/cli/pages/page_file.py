@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import RegistryError
-from ...paths import write_whole
+from ...paths import resolved, write_whole
 
 _HEAD_BYTES = 2048
 
@@ -17,7 +17,7 @@ def check_out(path: Path, *, force: bool | None = None) -> None:
     """
     if path.is_dir():
         raise RegistryError(f"--out {path}: a folder", hint=f"name the file, e.g. {path / 'report.html'}")
-    if not path.resolve().parent.is_dir():
+    if not resolved(path).parent.is_dir():
         raise RegistryError(f"--out {path}: no such folder", hint=f"make {path.parent} first")
     if not path.exists():
         return
@@ -44,6 +44,6 @@ def _is_report(path: Path) -> bool:
 def write(page: str, path: Path) -> None:
     """Writes the file completely or not at all, so that a reader of an existing report never sees half of one."""
     try:
-        write_whole(path.resolve(), page.encode())
+        write_whole(resolved(path), page.encode())
     except OSError as fault:
         raise RegistryError(f"--out {path}: {fault.strerror}", hint="expected a file that can be written") from None

@@ -14,10 +14,12 @@ from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from typing import Protocol
 
-import platformdirs
+from tuning_db import MissingDatabaseError
+from tuning_db.database.location import default_path
 
 from ...errors import RegistryError
 from ...forking import call_in_child
+from ...paths import expanded
 from ...problem import Problem
 from ..warning import DispatchWarning
 from . import recording_file
@@ -34,11 +36,20 @@ _all: weakref.WeakSet[Misses] = weakref.WeakSet()
 
 
 def misses_file(environ: Mapping[str, str] = os.environ) -> Path:
-    """The file of missed calls: the variable's path, else ``misses.yaml`` in the user's data folder."""
+    """The file of missed calls: the variable's path, else ``misses.yaml`` in the user's data folder.
+
+    Raises RegistryError where the user has no home folder.
+    """
     told = environ.get(MISSES_VARIABLE, "")
     if told in _OFF or told == "1":
-        return platformdirs.user_data_path("kernel-registry") / "misses.yaml"
-    return Path(told).expanduser()
+        try:
+            return default_path().with_name("misses.yaml")
+        except MissingDatabaseError:
+            raise RegistryError(
+                "there is no folder for the counts of missed calls: this user has no home folder",
+                hint=f"set {MISSES_VARIABLE} to a file, or HOME",
+            ) from None
+    return expanded(told)
 
 
 class CallsCounter(Protocol):
@@ -175,8 +186,8 @@ class Misses:
         """Check the file, and see that it is written at the end; False, with a warning, if it cannot be."""
         if not self.active:
             return False
-        path = misses_file(self._environ)
         try:
+            path = misses_file(self._environ)
             if self._environ[MISSES_VARIABLE] == "1":
                 path.parent.mkdir(parents=True, exist_ok=True)
             self._path = recording_file.checked(path)

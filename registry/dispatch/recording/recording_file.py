@@ -18,7 +18,7 @@ import torch
 from ...contract import COUNT
 from ...device import Device
 from ...errors import RegistryError, ShapesFileError
-from ...paths import write_whole
+from ...paths import resolved, write_whole
 from ...problem import Problem, Value, canonical_json
 
 try:
@@ -69,7 +69,7 @@ def checked(path: str | Path) -> Path:
 
     An existing file must be a recording: its counts are kept, any other text would be lost.
     """
-    target = Path(path).expanduser().resolve()
+    target = resolved(path)
     try:
         if target.exists():
             read(target)

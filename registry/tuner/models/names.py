@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidArgumentError, ShapesFileError
+from ...paths import expanded
 from ...untrusted.yaml_document import bounded_text
 
 FOLDER = Path(__file__).with_name("configs")
@@ -35,7 +36,7 @@ def config_of(model: str) -> Mapping[str, Any]:
 
     Raises InvalidArgumentError for anything else, with the names that are known.
     """
-    path = Path(model).expanduser()
+    path = expanded(model)
     try:
         if path.is_dir():
             path /= "config.json"

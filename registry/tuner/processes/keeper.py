@@ -40,23 +40,22 @@ LOADED_WITH = ("TORCH", "PYTORCH", "TRITON", "CUDA_VISIBLE", "OMP", "GOMP", "MKL
 _QUIET = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
-def launch(*modules: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a keeper; returns its process, and the socket that ends the keeper when it is closed.
+def launch(*modules: str) -> tuple[subprocess.Popen[bytes], socket.socket, str]:
+    """Start a keeper; returns its process, the socket that ends it when it is closed, and the folder that it deletes.
 
-    ``modules``, each ``module`` or ``module:function``, are imported (the function is called) by its template.
+    The folder is for temporary files of children. ``modules``, each ``module`` or ``module:function``, are imported
+    (the function is called) by its template.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    temporary = _temporary_folder()
     # -I -S: only the standard library, so that it starts in tens of milliseconds and nothing can shadow it
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, str(theirs.fileno()), str(os.getpid()), *modules],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
-    return process, ours
+            [sys.executable, "-I", "-S", __file__, str(theirs.fileno()), str(os.getpid()), temporary, *modules],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()], start_new_session=True,
+        )  # fmt: skip
+    return process, ours, temporary
 
 
 @dataclass
@@ -97,11 +96,11 @@ class Template:
 class Keeper:
     """One event loop over the tuning process's socket, the templates' and SIGCHLD."""
 
-    def __init__(self, client: socket.socket, modules: Sequence[str] = ()) -> None:
+    def __init__(self, client: socket.socket, temporary: str = "", modules: Sequence[str] = ()) -> None:
         self._client = client
         self._modules = modules
         # holds what a killed compiler leaves behind, and is deleted at the end of run()
-        self._temporary = _temporary_folder()
+        self._temporary = temporary
         self._selector = selectors.DefaultSelector()
         self._kept: dict[int, Kept] = {}
         self._pids: dict[int, Kept] = {}
@@ -434,14 +433,14 @@ def _wake_on_child(selector: selectors.BaseSelector) -> None:
 
 
 def main() -> None:
-    """``keeper.py SOCKET PARENT [MODULE[:FUNCTION] ...]``."""
+    """``keeper.py SOCKET PARENT FOLDER [MODULE[:FUNCTION] ...]``."""
     import resource  # Windows has none, and imports this module too
 
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # crashes are expected
     library = ctypes.CDLL(None, use_errno=True)
     library.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    keeper = Keeper(socket.socket(fileno=descriptor), sys.argv[3:])
+    keeper = Keeper(socket.socket(fileno=descriptor), sys.argv[3], sys.argv[4:])
 
     def perhaps_orphaned(*_: object) -> None:
         # also sent when only the thread that started this process has ended
@@ -451,8 +450,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, perhaps_orphaned)
     library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == parent:
-        keeper.run()
+    perhaps_orphaned()  # the parent may have died before this was asked for
+    keeper.run()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,8 +23,8 @@ from ...errors import RegistryError
 from ...paths import compiler_caches
 from . import keeper as keeper_module
 
-Launched = tuple[subprocess.Popen[bytes], socket.socket]
-"""A keeper's process and socket."""
+Launched = tuple[subprocess.Popen[bytes], socket.socket, str]
+"""A keeper's process, its socket, and the folder for temporary files, "" for none."""
 
 _PATIENCE_S = 20.0
 
@@ -52,7 +53,7 @@ class KeeperClient:
     """The connection to a keeper process."""
 
     def __init__(self, launched: Launched) -> None:
-        self._process, self._socket = launched
+        self._process, self._socket, self._temporary = launched
         self._numbers = itertools.count(1)
         self.owner = os.getpid()
 
@@ -100,12 +101,15 @@ class KeeperClient:
     def close(self) -> None:
         """End the keeper, with all its children."""
         self._socket.close()
-        if self.owner == os.getpid():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=_PATIENCE_S)
-                return
+        if self.owner != os.getpid():
+            return
+        try:
+            self._process.wait(timeout=_PATIENCE_S)
+        except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._process.returncode and self._temporary:  # it was killed, and left its folder
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 class _Kept:

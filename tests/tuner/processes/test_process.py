@@ -6,6 +6,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from registry.tuner.processes import keeper as keeper_module
 from registry.tuner.processes import spawning, template
 from registry.tuner.processes.process import Child
 
@@ -355,3 +357,36 @@ def test_temporary_files_of_a_killed_compiler_are_removed(tmp_path: Path, fresh:
             break
         time.sleep(0.01)
     assert not left.exists()
+
+
+@linux
+def test_a_killed_keeper_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNEL_REGISTRY_FORK", "0")
+    launched = keeper_module.launch()
+    client, folder = spawning.KeeperClient(launched), launched[2]
+    assert Path(folder).is_dir()
+    os.kill(client.pid, signal.SIGKILL)
+    client.close()
+    assert not Path(folder).exists()
+
+
+@linux
+def test_a_keeper_whose_parent_died_before_it_was_ready_ends_and_leaves_no_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    absent = os.getppid()  # any process but this one
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        keeper_module.__file__,
+        str(theirs.fileno()),
+        str(absent),
+        tmp_path / "temporary",
+    ]
+    with ours, theirs:
+        environment = {**os.environ, "KERNEL_REGISTRY_FORK": "0"}
+        done = subprocess.run(command, pass_fds=[theirs.fileno()], check=False, timeout=100, env=environment)
+    assert done.returncode == 0
+    assert not folder.exists()
