@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import UnionType
 from typing import Any, ClassVar
 
 from .errors import InvalidRecordError
@@ -135,6 +136,7 @@ class CandidateKey(_Identity):
 
     def __post_init__(self) -> None:
         require_text(self.implementation, "candidate.implementation")
+        require_type(self.fingerprint, str, "candidate.fingerprint")
         set_fields(self, config=plain_mapping(self.config, f"{self.implementation}: config"))
 
     @cached_property
@@ -147,6 +149,12 @@ def set_fields(record: object, **values: object) -> None:
     """Sets fields of a frozen dataclass, for use in its ``__post_init__``."""
     for name, value in values.items():
         object.__setattr__(record, name, value)
+
+
+def require_type(value: object, expected: type | UnionType, where: str) -> None:
+    """Raises InvalidRecordError, in which ``where`` names the value, unless ``value`` is of an expected type."""
+    if not isinstance(value, expected):
+        raise InvalidRecordError(f"{where} is {value!r:.40}, expected {getattr(expected, '__name__', expected)}")
 
 
 def require_text(value: str, where: str) -> None:

@@ -11,7 +11,16 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 from .errors import InvalidRecordError
-from .identities import CandidateKey, Environment, Exchanged, ProblemKey, Protocol, require_text, set_fields
+from .identities import (
+    CandidateKey,
+    Environment,
+    Exchanged,
+    ProblemKey,
+    Protocol,
+    require_text,
+    require_type,
+    set_fields,
+)
 from .keys import canonical_json, finite, finite_or_none, plain_mapping, plain_text
 
 Role = Literal["candidate", "copy", "floor"]
@@ -216,6 +225,8 @@ class Decision(Exchanged):
 
     def __post_init__(self) -> None:
         require_text(self.uid, "decision.uid")
+        for name in ("trial_uid", "previous"):
+            require_type(getattr(self, name), str | None, f"decision.{name}")
         figures = {name: getattr(self, name) for name in ("floor_us", "ratio", "lo", "hi", "aa")}
         set_fields(
             self,

@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, Text, case, cast, select
+from sqlalchemy import Boolean, ColumnElement, Select, Text, case, cast, func, select
 from sqlalchemy.orm import Session
 
 from .database.bad_rows import readable, skip
@@ -47,7 +47,7 @@ _PLACE = (TrialRow.problem_id, TrialRow.hardware_id, TrialRow.software_id, Trial
 def searches_of(session: Session, op: str | None) -> Iterator[Search]:
     """Every search, or those of one op, read as they are asked for."""
     referred = Referred(session)
-    ordered = _rows(session, _query(op), referred)
+    ordered = _rows(session, _query(op, _resources(session)), referred)
     for (problem, hardware, software, protocol), rows in groupby(ordered, itemgetter(0, 1, 2, 3)):
         found = list(rows)
         candidate = referred.candidates(row[5] for row in found)
@@ -76,12 +76,20 @@ def _figures(told: TrialFigures) -> TrialFigures:
     return told
 
 
-def _query(op: str | None) -> Select[Any]:
+def _resources(session: Session) -> ColumnElement[str]:
+    """The entry ``resources`` of details as JSON; None of details that are no JSON, which SQLite holds as well."""
+    entry = cast(TrialRow.details["resources"], Text)
+    if session.get_bind().dialect.name != "sqlite":
+        return entry
+    return case((func.json_valid(TrialRow.details, type_=Boolean), entry))
+
+
+def _query(op: str | None, resources: ColumnElement[str]) -> Select[Any]:
     message = case((TrialRow.status == "ok", ""), else_=TrialRow.message)
     # an import keeps instants, but not the order of rows
     query = select(
         *_PLACE, TrialRow.id, TrialRow.candidate_id, TrialRow.status, TrialRow.censored, TrialRow.median_us, message,
-        cast(TrialRow.details["resources"], Text),
+        resources,
     ).order_by(*_PLACE, TrialRow.created, TrialRow.id)  # fmt: skip
     return query if op is None else query.where(TrialRow.problem_id.in_(select(ProblemRow.id).filter_by(op=op)))
 

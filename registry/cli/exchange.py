@@ -14,7 +14,7 @@ import typer
 from tuning_db import ExchangeError
 
 from ..errors import RegistryError, UnknownNameError
-from ..paths import resolved, whole_file
+from ..paths import expanded, resolved, whole_file
 from .collecting import seldom_collecting
 from .display import text
 from .options import Database, OneOp, check_stored_op
@@ -86,7 +86,7 @@ def new_file(file: Path, *, force: bool = False) -> Iterator[Path]:
     Raises RegistryError where it cannot be made; what is there then stays.
     """
     try:
-        with whole_file(resolved(file) if force else file, replace=force) as part:
+        with whole_file(resolved(file) if force else expanded(file), replace=force) as part:
             yield part
     except FileExistsError:
         raise _is_there(file) from None

@@ -10,8 +10,8 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 import msgspec
-from sqlalchemy import Select, Text, cast, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Select, Text, case, cast, func, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from ..database.bad_rows import readable
 from ..errors import InvalidRecordError
@@ -44,11 +44,18 @@ def trial_lines(session: Session, chosen: Select[Any], texts: Referred) -> Itera
         TrialRow.run_id, TrialRow.problem_id, TrialRow.candidate_id, TrialRow.hardware_id, TrialRow.software_id,
         TrialRow.protocol_id, TrialRow.artifact_hash, TrialRow.censored, TrialRow.created, TrialRow.median_us,
         TrialRow.message, TrialRow.status, TrialRow.stop_reason, TrialRow.uid,
-        cast(TrialRow.samples, Text), cast(TrialRow.details, Text),
+        _text(session, TrialRow.samples), _text(session, TrialRow.details),
     ).execution_options(yield_per=TOGETHER)  # fmt: skip
     # the session would look at each row once more
     for rows in session.connection().execute(query).partitions():
         yield from _lines(session, rows, texts)
+
+
+def _text(session: Session, column: InstrumentedAttribute[Any]) -> ColumnElement[str]:
+    """A column of JSON as text; of bytes, which SQLite holds as well, that SQLite reads as none: their digits."""
+    if session.get_bind().dialect.name != "sqlite":
+        return cast(column, Text)
+    return cast(case((func.typeof(column) == "blob", func.hex(column)), else_=column), Text)
 
 
 def _lines(session: Session, rows: Sequence[Sequence[Any]], texts: Referred) -> Iterator[str]:
