@@ -19,7 +19,9 @@ class _Angles:
         self.tables = tables_of((cos, sin), batch) if _halves_are_equal(cos) and _halves_are_equal(sin) else None
 
     def hold(self, cos: torch.Tensor, sin: torch.Tensor, batch: int) -> bool:
-        """Whether these are the tables of the cosines and sines as they are now."""
+        """Whether these are the tables of the cosines and sines as they are now, and may be saved for a gradient."""
+        if torch.is_grad_enabled() and self.tables is not None and self.tables.table.is_inference():
+            return False
         return sin is self._sin and (cos._version, sin._version) == self._versions and batch == self._batch
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ...errors import InvalidArgumentError
 from .adapters import kept_by_adapters
-from .parallel.styles import is_planned
+from .parallel.styles import check_release, is_planned
 from .proofs import is_spread
 from .quantization import RegistryConfig
 from .quantization.config import OTHER_EXPERTS
@@ -41,6 +41,7 @@ def packable(model: torch.nn.Module, config: RegistryConfig, *, lm_head: bool) -
     data parallelism, and if there is no layer that is, or could be, packed.
     """
     _check_unwrapped(model)
+    check_release(model)
     found, kept, shared = Packable(), kept_by_adapters(model), _shared(model)
     outputs, readers = frozenset() if lm_head else _of_outputs(model), weight_readers(model)
     for name, layer in linear_layers(model):

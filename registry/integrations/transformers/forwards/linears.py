@@ -102,15 +102,17 @@ class PackedMember(MemberForward):
 
 
 class JointFacts(NamedTuple):
-    """Facts of joint tensors that no call changes: rows of each layer, op, whether there is a bias, packed form.
+    """Facts of joint tensors that no call changes: rows of each layer, op, whether there is a bias, packed form, ranks.
 
     The form is ``(bits, group_size, shape, codebook, has zero points)``; None for a dense weight, and without one.
+    ``shared``: ranks share a layer.
     """
 
     sizes: tuple[int, ...]
     op: str
     biased: bool
     form: tuple[int, int, tuple[int, int], str | None, bool] | None
+    shared: bool
 
     @classmethod
     def of(
@@ -118,10 +120,11 @@ class JointFacts(NamedTuple):
     ) -> JointFacts:
         """The facts of layers with these joint tensors."""
         sizes, biased = tuple(_sizes(layers)), bias is not None
+        shared = any(isinstance(layer, ShardedLayer) for layer in layers)
         if not isinstance(weight, PackedWeight):
-            return cls(sizes, "linear", biased, None)
+            return cls(sizes, "linear", biased, None, shared)
         form = (weight.bits, weight.group_size, weight.shape, weight.codebook, weight.zeros is not None)
-        return cls(sizes, product_op(weight), biased, form)
+        return cls(sizes, product_op(weight), biased, form, shared)
 
 
 class JointTensors(torch.nn.Module):
@@ -183,7 +186,6 @@ class LinearGroup:
         self._begins: list[int] = []
         self._facts: JointFacts | None = None
         self._is_joined, self._number = False, _known(self)
-        self._is_shared = any(isinstance(layer, ShardedLayer) for layer in self.layers)
 
     @property
     def in_features(self) -> int:
@@ -205,7 +207,7 @@ class LinearGroup:
         if weight is None or x.dtype is not weight.dtype:
             return None
         if isinstance(weight, PackedWeight):
-            return self._packed_product(x, facts.op, weight, bias)
+            return self._packed_product(x, facts, weight, bias)
         if torch.is_autocast_enabled(x.device.type):
             return None
         if torch.is_grad_enabled():
@@ -219,15 +221,15 @@ class LinearGroup:
         return dense
 
     def _packed_product(
-        self, x: torch.Tensor, op: str, weight: PackedWeight, bias: torch.Tensor | None
+        self, x: torch.Tensor, facts: JointFacts, weight: PackedWeight, bias: torch.Tensor | None
     ) -> torch.Tensor | None:
-        if self._is_shared and torch.is_grad_enabled() and x.requires_grad:
+        if facts.shared and torch.is_grad_enabled() and x.requires_grad:
             # each layer's plan sums the gradients of the ranks
             return None
         learnt = [] if bias is None or not torch.is_grad_enabled() else self._learnt()
         if learnt is None:
             return None
-        y: torch.Tensor = call(op, x, weight)
+        y: torch.Tensor = call(facts.op, x, weight)
         if learnt and bias is not None:
             bias = _of_parts(bias, [layer.bias for layer in self.layers])
         return y if bias is None else y + bias

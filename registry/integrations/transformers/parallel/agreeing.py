@@ -8,7 +8,7 @@ import torch
 
 from ....errors import InvalidArgumentError, RegistryError
 from .layers import ShardedLayer
-from .styles import check_style, is_planned
+from .styles import is_planned, mesh_around
 
 
 def mesh_of(model: torch.nn.Module) -> Any:
@@ -17,7 +17,7 @@ def mesh_of(model: torch.nn.Module) -> Any:
         if isinstance(module, ShardedLayer):
             return module.shard_plan.mesh
         if isinstance(module, torch.nn.Linear) and is_planned(module):
-            return check_style(module)[1]
+            return mesh_around(module)
     return None
 
 

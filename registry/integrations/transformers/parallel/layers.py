@@ -192,7 +192,11 @@ def own_bias(bias: Any, plan: ShardPlan) -> torch.nn.Parameter | None:
     cut = plan.tensors.get("bias")
     if bias is None or cut is None:
         return bias  # type: ignore[no-any-return]
-    part = bias.data.to_local() if is_spread(bias) else cut.part(bias.data, plan.mesh)
+    if is_spread(bias) and cut.split == 1:
+        part = bias.data.to_local()
+    else:
+        # of several weights in one, each has its part; a plan may have spread their biases as one
+        part = cut.part(bias.data.full_tensor() if is_spread(bias) else bias.data, plan.mesh)
     return torch.nn.Parameter(part, requires_grad=bias.requires_grad)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 
 from ....errors import InvalidArgumentError
 from ..proofs import is_spread
@@ -20,11 +21,23 @@ except ImportError:  # of a release that shares layers in another way: such laye
 else:
     _STYLES = (TensorParallelLayer, ExpertParallelLayer)
 
+_RELEASE = "5.22"
+"""The first release of transformers whose plans are known."""
+
 _LINEAR = ("ColwiseParallel", "RowwiseParallel", "PackedColwiseParallel", "MlaKvAProjParallel")
 EXPERT_STYLES = ("MoeExpertsParallel",)
 """The styles, by the names of their classes, that a packed module works in."""
 HOOKED = "_distribute_module_applied"
 """What torch's ``parallelize_module`` sets on modules that it gives hooks."""
+
+
+def check_release(model: torch.nn.Module) -> None:
+    """Raises InvalidArgumentError if ranks share a model by a plan of a release of transformers that is not known."""
+    if not _STYLES and (getattr(model, "_tp_size", None) or 1) > 1:
+        raise InvalidArgumentError(
+            f"transformers {transformers.__version__} shares the model's layers among ranks in a way that is not known",
+            hint=f"packing in a tensor-parallel plan takes transformers {_RELEASE} or newer; or leave out the plan",
+        )
 
 
 def style_around(module: torch.nn.Module) -> tuple[Any, Any] | None:
@@ -50,7 +63,7 @@ def check_style(module: torch.nn.Module, *, experts: bool = False) -> tuple[Any,
 
     Raises InvalidArgumentError for a style that no packed module works in, and for a mesh of several dimensions.
     """
-    style, mesh = style_around(module) or (None, _mesh_of(module))
+    (style, _), mesh = style_around(module) or (None, None), mesh_around(module)
     name = type(style).__name__
     if style is not None and name not in (EXPERT_STYLES if experts else _LINEAR):
         raise InvalidArgumentError(
@@ -89,5 +102,9 @@ def _is_spread(module: torch.nn.Module) -> bool:
     return any(is_spread(one) for one in module.parameters(recurse=False))
 
 
-def _mesh_of(module: torch.nn.Module) -> Any:
+def mesh_around(module: torch.nn.Module) -> Any:
+    """The mesh of the ranks that share a module by a plan; None if there is none."""
+    around = style_around(module)
+    if around is not None:
+        return around[1]
     return next((one.data.device_mesh for one in module.parameters(recurse=False) if is_spread(one)), None)  # type: ignore[attr-defined]

@@ -168,5 +168,10 @@ def _shared_size(module: torch.nn.Module, config: RegistryConfig, mesh: Any) -> 
     """The config with a group size of which each rank has whole groups, for both weights of experts."""
     if config.rounded_to is not None:
         return config
+    if config.group_size == -1:
+        raise InvalidArgumentError(
+            "of experts whose columns ranks share, one group for all columns is not packed",
+            hint=f"give a group_size that divides {getattr(module, DOWN).shape[-1] // mesh.size()}, a rank's columns",
+        )
     size = shared_group_size(config.group_size, EXPERT_BITS, getattr(module, DOWN).shape[-1], mesh.size())
     return RegistryConfig(config.bits, size, config.symmetric, config.codebook, config.activations)

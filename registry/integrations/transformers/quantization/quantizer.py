@@ -19,6 +19,7 @@ from ....nn import PackedLinear, ScaledExpertsMlp, ScaledLinear
 from ....problem import dtype_name
 from ..parallel.agreeing import mesh_of, raise_together
 from ..parallel.layers import gathered
+from ..parallel.styles import check_release
 from .checkpoints import METHOD, PackedForm, TensorFiles
 from .config import EXPERT_BITS, OTHER_EXPERTS, RegistryConfig
 from .dense import linear_layers
@@ -121,6 +122,7 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **kwargs: Any) -> None:
         config, format_ = self.quantization_config, self.record.format
+        check_release(model)
         guard_packed_layers(model)
         if self.pre_quantized and checkpoint_files is not None:
             self.record.files = TensorFiles.of(checkpoint_files)
@@ -149,6 +151,7 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         unguard(model)
+        check_release(model)
         if mesh_of(model) is not None:
             part_read(model)
         raise_together(_first_fault(self.record.faults), mesh_of(model))
