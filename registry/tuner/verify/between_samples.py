@@ -104,6 +104,8 @@ class BetweenSamples:
         self._others: Iterator[Mapping[int, Any]] = iter(())
         self._other: Mapping[int, Any] | None = None
         """Values for ``_fixed`` that no sample has met."""
+        self._met_last: Mapping[int, Any] = {}
+        """Values for ``_fixed`` that were written last of those that no sample had met before."""
         self._is_exchanged = False
         self._writing_ns = 0
         """The least time that it took to write the inputs again and to change them."""
@@ -187,15 +189,20 @@ class BetweenSamples:
         return self._change(copies)
 
     def _exchange(self, copies: Sequence[int]) -> tuple[int, int]:
-        self._rotation.move(copies, self._moved)
-        return self._rotation.writes, _WEIGHT
+        return self._write_others(copies, self._fixed)
 
     def _exchange_all(self, copies: Sequence[int]) -> tuple[int, int]:
-        # a sample that is taken again finds others again
+        # a sample that is taken again finds others again, while there are any
         if self.has_other():
-            self._rotation.exchange(self._other or {})
-            self._other, self._is_exchanged = None, True
-        return self._exchange(copies)
+            self._met_last, self._other = self._other or {}, None
+        self._is_exchanged = True
+        return self._write_others(copies, self._met_last)
+
+    def _write_others(self, copies: Sequence[int], fixed: Mapping[int, Any]) -> tuple[int, int]:
+        """Write new inputs, and as much memory as ``_write_again`` does."""
+        self._rotation.exchange(fixed)
+        self._rotation.move(copies, self._moved)
+        return self._rotation.writes, _WEIGHT
 
     def _draw(self, copies: Sequence[int]) -> None:
         """Draw the copies whose outputs are judged, and let them hold the known inputs.

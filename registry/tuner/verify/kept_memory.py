@@ -31,8 +31,13 @@ class KeptMemory:
         self._calls: list[Sequence[StorageWeakRef]] = []
 
     def returned(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Take note of what one call has returned; the caller then has to let go of it."""
-        self._calls.append([StorageWeakRef(tensor.untyped_storage()) for tensor in tensors])
+        """Take note of what one call has returned, or several calls; the caller then has to let go of it.
+
+        What a replayed graph has written to again is noted once.
+        """
+        noted = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+        if noted not in self._calls[-1:]:
+            self._calls.append(noted)
 
     def check(self) -> None:
         """Raise WrongError if memory of all but the latest calls is still held by somebody."""

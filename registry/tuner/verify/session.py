@@ -30,7 +30,7 @@ from ..measure.rotation import Rotation
 from ..measure.samplers import copies_at_hand, has_warm_copy
 from ..planning.twin import twin_of
 from ..planning.variants import variants_at
-from .other_draws import is_alike
+from .other_draws import AlikeDraws
 
 PARTLY, PARTLY_AGAIN = "partly other", "partly other again"
 """Kinds of inputs for checks after timing: the timed inputs with a few changed elements, other ones in each kind.
@@ -53,11 +53,6 @@ _MOST_SESSIONS = 64
 _BOUNDS_SHARE = 0.5
 """Part of the device's memory that the bounds of one problem may keep, where its inputs are too large to be kept."""
 
-
-_MOST_DRAWS = 64
-"""Other draws of a problem's inputs, for candidates that may remember integers of which no single one may change."""
-_DRAWN_BYTES = 64 << 20
-"""What their integers take, but for the first two."""
 _FIRST_SEED, _SEEDS = 10, 1 << 20
 
 
@@ -95,7 +90,7 @@ class Session:
         self._values: dict[str, tuple[Any, ...]] = {}
         """Inputs that are kept without a reference, by kind, until their case is made."""
         self._mixable: bool | None = None
-        self._others: dict[tuple[int, ...], list[Mapping[int, Any]]] = {}
+        self._others: dict[tuple[int, ...], AlikeDraws] = {}
         """Arguments of other draws, by their places."""
         refuse_unseen(op, problem, device.torch)
 
@@ -268,26 +263,24 @@ class Session:
         return tuple(
             place
             for place in places
-            if (tensors := tensors_in((values[place],)))
+            if (tensors := [each for each in tensors_in((values[place],)) if each.numel()])
             and not (self.is_mixable and all(each.is_floating_point() or place in self.independent for each in tensors))
         )
 
     def other_draws(self, places: tuple[int, ...]) -> Iterator[Mapping[int, Any]]:
         """The arguments at some places of other draws of the inputs, on which a call may take as long as on these.
 
-        Its time may depend on integers, such as lengths: draws are left out whose sums are others. There are none where
-        inputs take too much memory to be kept.
+        There are none where inputs take too much memory to be kept.
         """
         if not (places and self.is_roomy):
-            return
-        kept = self._others.setdefault(places, [])
-        shown = {place: self.values(self.timed_kind)[place] for place in places}
-        for number in range(min(_MOST_DRAWS, max(2, _DRAWN_BYTES // max(1, _nbytes(shown))))):
-            if len(kept) == number:
-                values = self._drawn(self.timed_kind, again=_FIRST_SEED + secrets.randbelow(_SEEDS))
-                kept.append({place: values[place] for place in places})
-            if is_alike(shown, kept[number]):
-                yield kept[number]
+            return iter(())
+        if places not in self._others:
+            values = self.values(self.timed_kind)
+            self._others[places] = AlikeDraws({place: values[place] for place in places}, self._drawn_again)
+        return iter(self._others[places])
+
+    def _drawn_again(self) -> tuple[Any, ...]:
+        return self._drawn(self.timed_kind, again=_FIRST_SEED + secrets.randbelow(_SEEDS))
 
     @cached_property
     def unmutated(self) -> tuple[int, ...]:
@@ -309,7 +302,7 @@ class Session:
         rotation = self.__dict__.get("rotation")
         copies = rotation.nbytes if isinstance(rotation, Rotation) else 0
         values = sum(tensor.nbytes for kept in self._values.values() for tensor in tensors_in(kept))
-        others = sum(_nbytes(each) for kept in self._others.values() for each in kept)
+        others = sum(each.nbytes for each in self._others.values())
         return copies + values + bounds + others + sum(case.nbytes for case in self._cases.values())
 
     @cached_property
@@ -370,10 +363,6 @@ class Sessions:
     def clear(self) -> None:
         """Drop all, e.g. after the device ran out of memory."""
         self._sessions.clear()
-
-
-def _nbytes(values: Mapping[int, Any]) -> int:
-    return sum(tensor.nbytes for tensor in tensors_in(tuple(values.values())))
 
 
 def clone(values: tuple[Any, ...]) -> tuple[Any, ...]:

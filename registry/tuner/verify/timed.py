@@ -45,7 +45,7 @@ _RETURNED_BYTES = 64 << 20
 _MOST_CALLS, _CALLS_S = 512, 0.05
 """The most calls, and seconds, in which memory that is held must not be returned again."""
 _OTHERS_CALLS_S = 2.0
-"""The most seconds where the memory is not of torch's allocator: nobody can tell whether it is kept."""
+"""The most seconds of a trial where the memory is not of torch's allocator: nobody can tell whether it is kept."""
 _LET_GO = 6
 """Calls of which the results are let go of, where launches are short."""
 _SAME_MEMORY = "two calls on inputs at one address return the same memory: the second overwrites the first's result"
@@ -76,6 +76,8 @@ class TimedPlan:
         values = session.values(session.timed_kind)
         self._movable = self._movable_among(values) if session.is_roomy else {}
         self._held = HeldResults()
+        self._noted = KeptMemory()
+        """What was returned when it was checked."""
         self._prepared: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Prepared tensors of one copy, chosen at random, each with a copy from when it was made."""
         copies = session.rotation.copies
@@ -262,18 +264,24 @@ class TimedPlan:
         if held and _any_overlap([*held, *_plain(self.outputs)]):
             raise WrongError("wrong_result", _SAME_MEMORY)
 
-    def launch_on(self, launch_us: float) -> None:
+    def launch_on(self, launch_us: float, *, long: bool) -> None:
         """Call launches for a while: none may return memory of a result that is still held; raises WrongError.
 
-        ``launch_us``: the time of one, on a device that the host does not wait for.
+        ``launch_us``: the time of one, on a device that the host does not wait for. Of slow ones there are no more
+        calls: what the checked ones have returned must be free. ``long``: for longer where nobody can tell who owns
+        the memory.
         Whoever returns the buffers of a ring in turn comes round, or keeps what it has returned (``KeptMemory``).
         """
         if not self._functional or self._session.op.parsed.mutates:
             return
+        noted, self._noted = self._noted, KeptMemory()
         held = self._some_returned()
-        seconds = _CALLS_S if all(map(is_torchs_own, held)) else _OTHERS_CALLS_S
-        addresses, began = set(map(_address, held)), perf_counter()
+        seconds = _OTHERS_CALLS_S if long and not all(map(is_torchs_own, held)) else _CALLS_S
         most = min(_MOST_CALLS, int(1e6 * seconds / max(launch_us, 0.1)))
+        if most < FEWEST_CALLS:
+            noted.check()
+            return
+        addresses, began = set(map(_address, held)), perf_counter()
         for copy in islice(cycle(range(len(self.launches))), most):
             self.launches[copy]()
             if not addresses.isdisjoint(map(_address, _plain([self.outputs[copy]]))):
@@ -281,7 +289,7 @@ class TimedPlan:
             if perf_counter() - began > seconds:
                 break
         del held
-        self._let_go(max(FEWEST_CALLS, min(_LET_GO, most)))
+        self._let_go(min(_LET_GO, most))
 
     def _let_go(self, calls: int) -> None:
         """Call launches and let go of what they return; raises WrongError if the candidate still holds it later."""
@@ -303,6 +311,7 @@ class TimedPlan:
         """Check every copy's results for that case. ``when`` begins the message of a fault."""
         if self._functional:
             self._check_returned(self.outputs, when)
+            self._noted.returned(_plain(self.outputs))
         op, rotation = self._session.op, self._session.rotation
         judged = list(map(op.results, self.outputs, rotation.copies))
         # one copy within bounds is enough where all copies must be equal

@@ -135,7 +135,7 @@ def _verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, checks: 
     _check_copies(session, last, checks)
     timed.check_margins(checks)
     checks.settle()
-    timed.launch_on(sampler.launch_us)
+    timed.launch_on(sampler.launch_us, long=alone)
 
 
 def _verify_mutating(timed: TimedPlan, session: Session, checks: Checks) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 import torch
 
-from registry.contracts import SQUARE, VECTOR_ADD
+from registry.contracts import ATTENTION_DECODE, SQUARE, VECTOR_ADD
+from registry.dispatch.plans.plan import Candidate, build
 from registry.tuner.measure.samplers import ClockSampler, Enqueue, Nothing, Sampler
+from registry.tuner.measure.stack import Stack
 from registry.tuner.verify.between_samples import _MOST
+from registry.tuner.verify.renewed import Inputs
 from registry.tuner.verify.session import Session
 from registry.tuner.verify.timed import TimedPlan
 from registry.tuner.verify.verify import WrongError
@@ -208,3 +212,47 @@ def test_the_first_of_several_copies_may_be_the_only_one_that_is_launched_on() -
             timed.launches[copy]()
     timed.between.settle()
     assert sampler.how == "perf_counter"
+
+
+def test_both_samples_of_a_pair_come_after_writes_of_as_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = ATTENTION_DECODE
+    problem = op.problem_of({
+        "batch": 20, "heads": 4, "kv_heads": 2, "q_len": 1, "kv_len": 40, "head_dim": 16, "page": False, "span": False,
+        "softcap": False, "kv_dtype": "auto", "lengths": "uniform", "dtype": "float32",
+    })  # fmt: skip
+    session = Session(op, problem, CPU, PROTOCOL, 7)
+    implementation = Custom(op.name, lambda out, lse, *arguments: None)
+    plan = build(op, Candidate(implementation, {}), problem, session.arguments, CPU)
+    timed = TimedPlan(plan, session)
+    timed.between._wait = 100  # no sample is judged
+    timed.between(range(3))
+    written = Counter[Stack]()
+    write, write_moved = Stack.write, Stack.write_moved
+
+    def counted(stack: Stack, value: torch.Tensor) -> None:
+        written[stack] += stack.nbytes
+        write(stack, value)
+
+    def counted_moves(stack: Stack, value: torch.Tensor, steps: Mapping[int, int], mask: int = 0) -> None:
+        written[stack] += value.nbytes * len(steps)
+        write_moved(stack, value, steps, mask)
+
+    monkeypatch.setattr(Stack, "write", counted)
+    monkeypatch.setattr(Stack, "write_moved", counted_moves)
+    found = list[Counter[Stack]]()
+    met: tuple[Inputs, ...] = ("known", "new", "known", "other")
+    for inputs in met:
+        timed.between.meet(inputs)
+        written.clear()
+        timed.between(range(3))
+        found.append(Counter(written))
+    assert timed.between._is_exchanged
+    # a sample that is taken again, when all others were met
+    timed.between._others = iter(())
+    written.clear()
+    timed.between(range(3))
+    assert written == found[0]
+    assert found == [found[0]] * 4
+    # a length for each sequence among others
+    assert len(found[0]) == len(session.fixed(session.unmutated)) + len(timed.between._moved)
+    timed.between.settle()

@@ -351,3 +351,69 @@ def test_a_replay_that_does_less_than_samples_is_seen_in_the_finals(reached: int
     with pytest.raises(WrongError):
         verify_timed(timed, Replays(timed.launches[:reached]), session, alone=False)
     verify_timed(timed, Replays(timed.launches), session, alone=False)
+
+
+class Lends(Functional):
+    """Returns memory that it keeps: another one for each call."""
+
+    def __init__(self) -> None:
+        self.lent = list[torch.Tensor]()
+        super().__init__("square", self._square)
+
+    def _square(self, x: torch.Tensor) -> torch.Tensor:
+        self.lent.append(x * x)
+        return self.lent[-1]
+
+
+def slowly_timed(implementation: Custom) -> tuple[TimedPlan, Replays, Session]:
+    """A sampler that claims that each launch takes a second."""
+    session = Session(SQUARE, SQUARE.problem_of({"n": 5001, "dtype": "float32"}), CPU, PROTOCOL, 7)
+    plan = build(SQUARE, Candidate(implementation, {}), session.problem, session.arguments, CPU)
+    timed = TimedPlan(plan, session)
+    timed.launch_each()
+    sampler = Replays(timed.launches)
+    sampler.launch_us, sampler.copies = 1e6, len(timed.launches)
+    return timed, sampler, session
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_whether_slow_code_keeps_what_it_returns_costs_no_further_launch(alone: bool) -> None:
+    calls = list[int]()
+
+    def square(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x * x
+
+    timed, sampler, session = slowly_timed(Functional("square", square))
+    calls.clear()
+    verify_timed(timed, sampler, session, alone=alone)
+    # two replays, and launches one by one
+    assert len(calls) == 3 * len(timed.launches)
+    assert all(timed.outputs)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_slow_code_that_keeps_what_it_returns_is_refused(alone: bool, copies: int) -> None:
+    timed, sampler, session = slowly_timed(Lends())
+    timed.keep(copies)
+    with pytest.raises(WrongError, match="keeps memory that it has returned"):
+        verify_timed(timed, sampler, session, alone=alone)
+
+
+def test_memory_of_another_library_is_watched_for_long_in_a_trial_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("registry.tuner.verify.timed._CALLS_S", 0.0)
+    monkeypatch.setattr("registry.tuner.verify.timed._OTHERS_CALLS_S", 60.0)
+    calls = list[int]()
+
+    def square(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return torch.from_numpy((x * x).numpy())
+
+    timed, sampler, session = slowly_timed(Functional("square", square))
+    sampler.launch_us = 1.0
+    few = 5 * len(timed.launches)
+    for alone in (True, False):
+        calls.clear()
+        verify_timed(timed, sampler, session, alone=alone)
+        assert (len(calls) > few) is alone
