@@ -49,7 +49,7 @@ class LeftRunning(NamedTuple):
         return f"{Path(self.code.co_filename).name}:{self.code.co_name}"
 
 
-class _Seen(NamedTuple):
+class _Look(NamedTuple):
     """A thread at a look: its processor time in ns, None where the system does not tell, and where it is."""
 
     native: int | None
@@ -58,22 +58,22 @@ class _Seen(NamedTuple):
     code: CodeType
     instruction: int
 
-    def spent_since(self, before: _Seen) -> int | None:
+    def spent_since(self, before: _Look) -> int | None:
         """The processor time in ns that it has used, None where that is not known."""
         return None if self.spent_ns is None or before.spent_ns is None else self.spent_ns - before.spent_ns
 
-    def has_woken_since(self, before: _Seen) -> bool:
+    def has_woken_since(self, before: _Look) -> bool:
         """Whether what was idle is another thread by now, or has used processor time."""
         spent = self.spent_since(before)
         allowed = _WOKE_NS + _WOKE_SHARE * (self.at_ns - before.at_ns)
         return self.native != before.native or (self.is_elsewhere(before) if spent is None else spent > allowed)
 
-    def is_elsewhere(self, before: _Seen) -> bool:
+    def is_elsewhere(self, before: _Look) -> bool:
         """Whether a thread has moved, or is in a loop: one that waits is in a call."""
         jumps = self.instruction >= 0 and "JUMP" in dis.opname[self.code.co_code[self.instruction]]
         return jumps or (self.code, self.instruction) != (before.code, before.instruction)
 
-    def waits_since(self, before: _Seen) -> bool:
+    def waits_since(self, before: _Look) -> bool:
         """Whether it has used nothing, although it could have: one that has got no core is ready to run."""
         spent = self.spent_since(before)
         return spent is not None and spent < _NOTHING_NS and _is_asleep(self.native)
@@ -89,7 +89,7 @@ class LeftThreads:
 
     def __init__(self) -> None:
         self._accepted: set[tuple[int, int | None]] = set()
-        self._idle: dict[int, _Seen] = {}
+        self._idle: dict[int, _Look] = {}
 
     def running(self) -> tuple[LeftRunning, ...]:
         """The threads that run, except those accepted."""
@@ -109,7 +109,7 @@ class LeftThreads:
         """Leave a thread out from now on, as long as it lives."""
         self._accepted.add((thread.ident, thread.native))
 
-    def _is_new(self, ident: int, seen: _Seen) -> bool:
+    def _is_new(self, ident: int, seen: _Look) -> bool:
         before = self._idle.get(ident)
         return (ident, seen.native) not in self._accepted and (before is None or seen.has_woken_since(before))
 
@@ -124,7 +124,7 @@ def _strangers() -> dict[int, CodeType]:
 
 
 def _running(idents: Collection[int]) -> set[int]:
-    """Those of the threads that use processor time in the next looks, which end early where that is plain."""
+    """The threads that use processor time in the next looks, which end early where that is plain."""
     first = last = _seen(idents)
     moved, asleep, found = dict.fromkeys(idents, 0), dict.fromkeys(idents, 0), set[int]()
     waiting = set(idents)
@@ -144,15 +144,15 @@ def _running(idents: Collection[int]) -> set[int]:
     return found
 
 
-def _seen(idents: Collection[int]) -> dict[int, _Seen]:
+def _seen(idents: Collection[int]) -> dict[int, _Look]:
     """The threads as they are now, those left out that have ended."""
     natives = {thread.ident: thread.native_id for thread in _threads()}
     frames, at = _frames(), _now_ns()
-    found = dict[int, _Seen]()
+    found = dict[int, _Look]()
     for ident in idents:
         if ident in frames:
             frame, native = frames[ident], natives.get(ident) or _native(ident)
-            found[ident] = _Seen(native, _spent(native), at, frame.f_code, frame.f_lasti)
+            found[ident] = _Look(native, _spent(native), at, frame.f_code, frame.f_lasti)
     return found
 
 
