@@ -6,6 +6,7 @@ import ast
 import hashlib
 import inspect
 import re
+import tokenize
 from collections.abc import Iterable
 from functools import lru_cache
 from importlib.machinery import ModuleSpec
@@ -95,6 +96,12 @@ def module_text(module: ModuleType) -> str:
     if not _was_read(module):
         _READ[module.__name__] = (module, module.__spec__, _read(module))
     return _READ[module.__name__][2]
+
+
+def text_of_file(file: Path) -> str:
+    """The text of a Python file in its own encoding, as its module's loader reads it. Raises OSError or SyntaxError."""
+    with tokenize.open(file) as opened:
+        return opened.read()
 
 
 def _was_read(module: ModuleType) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from .fingerprint import PythonText, has_source, is_kernel_text, module_text
+from .fingerprint import PythonText, has_source, is_kernel_text, module_text, text_of_file
 from .imports import KERNEL_SUFFIXES, file_names_in, find_spec, folder_names_in, imports_of, installed_package
 
 _Sources = tuple[ModuleType | str, ...]
@@ -145,7 +145,7 @@ def _loaded_files(found: _Found) -> Iterator[_Found]:
     for name in file_names_in(found.text):
         file = folder / name
         if file.is_file() and file != Path(found.file):
-            text = PythonText(file.read_text())
+            text = PythonText(text_of_file(file))
             yield _Found(str(file), "", text, text, str(file))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from inspect import getattr_static
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
@@ -118,7 +119,11 @@ def _misdeclared(implementation: Implementation) -> str:
         return f"{shown}.device_types is a text, expected a set, {{{implementation.device_types!r}}}"
     for name in _FLAGS:
         # a property could answer the tuner and a call differently
-        if type(given := getattr_static(implementation, name)) is not bool:
+        given = getattr_static(implementation, name)
+        if isinstance(given, MemberDescriptorType):
+            # the attribute of an object with slots, as of dataclass(slots=True)
+            given = getattr(implementation, name, given)
+        if type(given) is not bool:
             what = "a property" if isinstance(given, property) else f"{given!r:.80}"
             return f"{shown}.{name} is {what}, expected True or False, of the class or set by __init__()"
     return _no_device_types(shown, implementation.device_types)

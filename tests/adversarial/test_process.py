@@ -36,7 +36,7 @@ REFUSED = {
     "onednn": "it sets torch's use of oneDNN to False",
     "subnormals": "it sets subnormal numbers to False",
     "thresholds": "it sets thresholds of garbage collection to (1, ",
-    "busy_thread": "it sets threads that run to ('cheats_in_the_process.py:burn',)",
+    "busy_thread": "it leaves a thread running: cheats_in_the_process.py:burn",
     "depth": "it sets depth of Python's calls to",
     "numpy": "it sets NumPy's errors to",
     "warnings": "it sets warnings that are errors to",

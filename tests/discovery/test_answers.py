@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -91,6 +92,19 @@ def test_what_is_true_or_false_may_be_an_objects_own() -> None:
     catalog = Catalog(entry_points=())
     catalog.register(own)
     assert catalog.implementation("rms_norm", "a.own").any_size
+
+
+def test_what_is_true_or_false_may_have_a_slot() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Right(Own):
+        deterministic: bool = False
+        any_size: Any = True
+
+    catalog = Catalog(entry_points=())
+    catalog.register(Right())
+    assert not catalog.implementation("rms_norm", "a.own").deterministic
+    with pytest.raises(InvalidDefinitionError, match=r"Right.any_size is 1, expected True or False"):
+        Catalog(entry_points=()).register(Right(any_size=1))
 
 
 def test_device_types_that_are_a_text_are_refused() -> None:

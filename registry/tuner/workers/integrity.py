@@ -31,6 +31,7 @@ from ..measure.persisting_cache import keep_persisting
 from ..verify.verdicts import WrongError
 from .dictionary_writes import DictionaryWrites
 from .function_bodies import FunctionBodies
+from .left_running import LeftRunning, LeftThreads
 from .settings import SETTINGS
 
 # bound at import: a plugin may replace them later
@@ -324,6 +325,7 @@ class Trust:
         # a process that ends, such as the worker before this one, may still hold a part of the cache
         keep_persisting(0)
         self._settings = {name: setting.read() for name, setting in SETTINGS.items()}
+        self._threads = LeftThreads()
         self._guilty: dict[str, str] = {}
         self._admitted: set[str] = set()
         self.lost = False
@@ -335,25 +337,35 @@ class Trust:
     def admit(self, implementation: Implementation) -> None:
         """Undo replacements and settings that were made while plugins were imported.
 
-        Raises WrongError if it was the implementation's plugin that replaced something.
+        Raises WrongError if it was the implementation's plugin that replaced something, or that left a thread running.
         """
         if implementation.op not in self._admitted:
             # an op's plugins are imported once; later replacements are found after each trial
             for replaced in self._look():
                 self._guilty.setdefault(replaced.owner, _told([replaced]))
             self._restore_settings()
+            self._accept_threads()
             self._admitted.add(implementation.op)
         if message := self._guilty.get(_top(type(implementation).__module__)):
             raise WrongError("error", message)
 
     def breach(self) -> str:
-        """The replacements and settings since the last call, as a message; "" when there are none.
+        """The replacements, settings and threads since the last call, as a message; "" when there are none.
 
-        After a replacement no time of this worker can be believed: ``lost`` is set.
+        After a replacement, or beside a thread, no time of this worker can be believed: ``lost`` is set.
         """
-        replaced, settings = self._look(), self._restore_settings()
-        self.lost = self.lost or bool(replaced)
-        return _told(replaced) if replaced else "; ".join(settings)
+        if not self._admitted:
+            # nobody was tried: what runs is of those that were imported
+            self._accept_threads()
+        replaced, settings, threads = self._look(), self._restore_settings(), self._threads.running()
+        self.lost = self.lost or bool(replaced or threads)
+        return _told(replaced) if replaced else "; ".join([*settings, *_left(threads)])
+
+    def _accept_threads(self) -> None:
+        """Hold threads that run against the plugin whose code they run, so that nobody else is blamed for them."""
+        for thread in self._threads.running():
+            self._threads.accept(thread)
+            self._guilty.setdefault(_module_of(thread.code), "; ".join(_left([thread])))
 
     def _look(self) -> list[Replaced]:
         """The replacements, undone. Where the look is interrupted, e.g. by a plugin's timer, the worker is ``lost``."""
@@ -380,6 +392,10 @@ class Trust:
 def _told(replaced: Sequence[Replaced]) -> str:
     names = ", ".join(map(str, replaced[:5])) + (", ..." if len(replaced) > 5 else "")
     return f"it replaces what measures or verifies it: {names}; nothing that it measured can be believed"
+
+
+def _left(threads: Sequence[LeftRunning]) -> list[str]:
+    return [f"it leaves a thread running: {name}" for name in sorted({*map(str, threads)})]
 
 
 def _top(module: str) -> str:

@@ -15,7 +15,6 @@ import torch
 from torch.utils._python_dispatch import _pop_mode
 
 from ..measure.persisting_cache import keep_persisting, persisting_bytes
-from .left_running import threads_left_running
 
 
 class Setting(NamedTuple):
@@ -227,7 +226,6 @@ SETTINGS: Mapping[str, Setting] = {
     "priority": Setting(_priority),
     "timers": Setting(_timers, _stop_timers),
     "handlers of signals": Setting(_handlers, _set_handlers),
-    "threads that run": Setting(threads_left_running),
     "cores to run on": Setting(_cores, _set_cores),
 }
 """The settings by name, in the order in which they are put back."""

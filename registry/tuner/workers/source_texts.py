@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from ...discovery.file_import import CurrentFileLoader
-from ...fingerprint import has_source, module_text
+from ...fingerprint import has_source, module_text, text_of_file
 from ...implementation import Implementation, own_classes
 from ...source_files import source_texts
 from .dynamo_codes import is_made_by_dynamo
@@ -73,15 +73,20 @@ def _listed(digest: str) -> Sequence[tuple[str, str, str]]:
 
 @lru_cache(maxsize=1024)
 def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    """A hash that does not depend on line ends at the end of a text: Python adds one to that of an imported module."""
+    return hashlib.sha256(text.rstrip("\n").encode()).hexdigest()
 
 
 def _text_of(file: str) -> str | None:
     """The text of a file that this process has not imported; None where there is no such file here."""
+    path = Path(file)
     try:
-        return Path(file).read_text(errors="replace")
+        return text_of_file(path) if path.suffix == ".py" else path.read_text(errors="replace")
     except OSError:
         return None
+    except (SyntaxError, UnicodeDecodeError):
+        # it was edited so that it is no Python any more
+        return path.read_text(errors="replace")
 
 
 def _modules(implementation: Implementation) -> list[ModuleType]:

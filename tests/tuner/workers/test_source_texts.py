@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import json
 import os
 import py_compile
 import sys
@@ -129,6 +131,97 @@ def test_a_helper_or_a_kernel_source_that_was_edited_is_told(file_with_helpers: 
     told = source_fault(loaded(file_with_helpers)[1], digest)
     assert "edited.square: a file of it has changed since the run began" in told
     assert str(helper) in told
+
+
+LATE = TEXT.replace(
+    "    def bind", "    def helps(self):\n        import a_late_helper\n        return a_late_helper\n\n    def bind"
+)
+LATE_HELPERS = {
+    "no_final_newline": b"FACTOR = 1",
+    "several": b"FACTOR = 1\n\n\n",
+    "carriage_returns": b"FACTOR = 1\r\nOTHER = 2",
+    "byte_order_mark": b"\xef\xbb\xbfFACTOR = 1 # \xc3\xa9",
+    "latin_1": b"# -*- coding: latin-1 -*-\nFACTOR = 1\nNAME = '\xe9'",
+}
+
+
+@pytest.fixture(params=LATE_HELPERS.values(), ids=list(LATE_HELPERS))
+def late_helper(request: pytest.FixtureRequest, file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A helper module that a plugin file imports when it is called, not before."""
+    monkeypatch.syspath_prepend(str(file.parent))
+    file.write_text(LATE)
+    helper = file.parent / "a_late_helper.py"
+    helper.write_bytes(request.param)
+    yield helper
+    sys.modules.pop("a_late_helper", None)
+
+
+@pytest.mark.parametrize("first", ["run", "worker"])
+def test_a_helper_that_only_one_process_has_imported_is_the_same(file: Path, late_helper: Path, first: str) -> None:
+    found = loaded(file)[1]
+    if first == "run":
+        found.helps()  # type: ignore[attr-defined]
+    digest = source_digest(found)
+    assert str(late_helper) in digest
+    sys.modules.pop("a_late_helper", None)
+    assert source_fault(found, digest) == ""
+    found.helps()  # type: ignore[attr-defined]
+    assert source_fault(found, digest) == ""
+    assert source_digest(found) == digest
+
+
+def test_a_package_is_the_same_before_and_after_it_imports_its_own_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / "a_packaged_plugin"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(LATE.replace("import a_late_helper", "from . import a_late_helper"))
+    (folder / "a_late_helper.py").write_text("from .constants import FACTOR")
+    (folder / "constants.py").write_text("FACTOR = 1")
+    names = ["a_packaged_plugin", "a_packaged_plugin.a_late_helper", "a_packaged_plugin.constants"]
+    found = importlib.import_module(names[0]).Square()
+    try:
+        digest = source_digest(found)
+        assert [name for name, _, _ in json.loads(digest)] == names
+        found.helps()
+        assert (source_fault(found, digest), source_digest(found)) == ("", digest)
+        for name in names[1:]:
+            del sys.modules[name]
+        assert source_fault(found, digest) == ""
+        (folder / "constants.py").write_text("FACTOR = 2")
+        assert str(folder / "constants.py") in source_fault(found, digest)
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_a_helper_that_was_edited_before_it_is_imported_is_told(file: Path, late_helper: Path, imported: bool) -> None:
+    found = loaded(file)[1]
+    digest = source_digest(found)
+    late_helper.write_bytes(late_helper.read_bytes().replace(b"= 1", b"= 17"))
+    if imported:
+        found.helps()  # type: ignore[attr-defined]
+    assert str(late_helper) in source_fault(found, digest)
+
+
+@pytest.mark.parametrize("text", [b"\xff = 1\n", b"# coding: no_such\nFACTOR = 1\n"])
+@pytest.mark.parametrize("late_helper", [b"FACTOR = 1"], indirect=True)
+def test_a_helper_that_can_be_read_no_more_is_told(file: Path, late_helper: Path, text: bytes) -> None:
+    digest = source_digest(loaded(file)[1])
+    late_helper.write_bytes(text)
+    assert str(late_helper) in source_fault(loaded(file)[1], digest)
+
+
+@pytest.mark.parametrize("text", [LATE_HELPERS["byte_order_mark"], LATE_HELPERS["latin_1"]])
+def test_a_file_that_is_loaded_by_its_name_may_have_an_encoding(file_with_helpers: Path, text: bytes) -> None:
+    helper = file_with_helpers.parent / "by_name.py"
+    helper.write_bytes(text)
+    digest = source_digest(loaded(file_with_helpers)[1])
+    assert source_fault(loaded(file_with_helpers)[1], digest) == ""
+    helper.write_bytes(text.replace(b"= 1", b"= 17"))
+    assert str(helper) in source_fault(loaded(file_with_helpers)[1], digest)
 
 
 def test_a_helper_whose_bytecode_is_another_text_is_told(file_with_helpers: Path) -> None:
