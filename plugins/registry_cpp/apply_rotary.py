@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import ClassVar
 
-from registry.backends.cpp import CppImplementation
 from registry.backends.head_strides import row_stride, token_strides
 from registry.device import Device
 from registry.implementation import Launch
 from registry.problem import Problem
-from registry.space import Config, Space
+from registry.space import Config
 
 from .base import ELEMENT_TYPES, kernel, thread_counts
-from .rotary_embedding import MOST_ROTATED
+from .rotary_embedding import CppRotaryEmbedding
 
 APPLY_ROTARY = kernel("apply_rotary", "decoder/rotary_embedding.cpp", "decoder/apply_rotary.cpp")
 
@@ -22,34 +20,17 @@ APPLY_ROTARY = kernel("apply_rotary", "decoder/rotary_embedding.cpp", "decoder/a
 _ELEMENTS_PER_THREAD = 16_384
 
 
-class CppApplyRotary(CppImplementation):
+class CppApplyRotary(CppRotaryEmbedding):
     """Heads of all tokens are dealt to the threads, copied to their places and rotated there."""
 
     op = "apply_rotary"
-    name = "cpp.heads"
-    mixed = True
     tensors: ClassVar[tuple[str, str, str, str]] = ("rotated_query", "rotated_key", "query", "key")
     """Both results, and what they are made from."""
     back: ClassVar[bool] = False
 
-    def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        yield from super().unsupported(problem, device)
-        if problem.dtype not in ELEMENT_TYPES:
-            yield f"{problem.dtype} is none of {', '.join(ELEMENT_TYPES)}"
+    def stride_reasons(self, problem: Problem) -> Iterator[str]:
         if isinstance(strides := token_strides(problem, "positions", self._counts(problem)), str):
             yield strides
-        if row_stride(problem, "cos_sin_cache", problem.rotary_dim) is None:
-            yield "the elements of a row of cos_sin_cache are not neighbours"
-        if problem.rotary_dim > MOST_ROTATED:
-            yield f"{problem.rotary_dim} elements of a head (limit {MOST_ROTATED})"
-
-    def preference(self, problem: Problem, device: Device) -> float:
-        # torch makes a tensor for each part of the rotation: 4 times as slow and more
-        return 1.0
-
-    def space(self, problem: Problem, device: Device) -> Space:
-        """Heads that are rotated together, which share the loads of cosines and sines, and threads."""
-        return _space(device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """Two heads together, and a thread for each 16384 elements."""
@@ -103,8 +84,3 @@ class CppApplyRotaryBackward(CppApplyRotary):
         arguments = problem.traits.arguments
         query, key = (arguments is None or arguments.flag(name) for name in ("need_query", "need_key"))
         return query * problem.heads, key * problem.kv_heads
-
-
-@lru_cache(maxsize=64)
-def _space(device: Device) -> Space:
-    return Space(heads=[1, 2, 4], threads=thread_counts(device))

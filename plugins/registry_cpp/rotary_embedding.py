@@ -34,11 +34,15 @@ class CppRotaryEmbedding(CppImplementation):
         yield from super().unsupported(problem, device)
         if problem.dtype not in ELEMENT_TYPES:
             yield f"{problem.dtype} is none of {', '.join(ELEMENT_TYPES)}"
-        yield from head_reasons(problem, "positions", {"query": problem.heads, "key": problem.kv_heads})
+        yield from self.stride_reasons(problem)
         if row_stride(problem, "cos_sin_cache", problem.rotary_dim) is None:
             yield "the elements of a row of cos_sin_cache are not neighbours"
         if problem.rotary_dim > MOST_ROTATED:
             yield f"{problem.rotary_dim} elements of a head (limit {MOST_ROTATED})"
+
+    def stride_reasons(self, problem: Problem) -> Iterator[str]:
+        """Why the heads of the tensors, or their positions, lie so that the kernel cannot read them."""
+        yield from head_reasons(problem, "positions", {"query": problem.heads, "key": problem.kv_heads})
 
     def preference(self, problem: Problem, device: Device) -> float:
         # torch makes a tensor for each part of the rotation: 4 times as slow and more

@@ -63,7 +63,7 @@ def check_style(module: torch.nn.Module, *, experts: bool = False) -> tuple[Any,
 
     Raises InvalidArgumentError for a style that no packed module works in, and for a mesh of several dimensions.
     """
-    (style, _), mesh = style_around(module) or (None, None), mesh_around(module)
+    style, mesh = style_around(module) or (None, mesh_around(module))
     name = type(style).__name__
     if style is not None and name not in (EXPERT_STYLES if experts else _LINEAR):
         raise InvalidArgumentError(
