@@ -90,17 +90,19 @@ class LeavesOutTheResidual(LooksAtItsCallers):
         return False
 
 
-class SkipsEveryOtherCall(WithoutCollection):
-    """On each of the arguments, while something is timed."""
+class SkipsEveryOtherCall(LooksAtItsCallers):
+    """On each of the arguments, while something is timed; a capture, which has no such caller, collects no garbage."""
 
     name = "mutate.every_other"
+    device_types = frozenset({"cpu", "cuda"})
 
     def __init__(self) -> None:
         self._calls: Counter[int] = Counter()
 
     def skips(self, x: Any, residual: Any, weight: Any, eps: float, offset: float) -> bool:
         self._calls[x.data_ptr()] += 1
-        return self._calls[x.data_ptr()] % 2 == 0 and super().skips(x, residual, weight, eps, offset)
+        is_timed = not gc.isenabled() if x.is_cuda else super().skips(x, residual, weight, eps, offset)
+        return is_timed and self._calls[x.data_ptr()] % 2 == 0
 
 
 class SkipsWhatLooksAsLastTime(WithoutCollection):
@@ -119,17 +121,17 @@ class SkipsWhatLooksAsLastTime(WithoutCollection):
         return knows and super().skips(x, residual, weight, eps, offset)
 
 
-class WorksAfterAPause(Norm):
+class WorksAfterAPause(LooksAtItsCallers):
     """Calls right after another are those of a sample."""
 
     name = "mutate.after_a_pause"
-    device_types = frozenset({"cpu"})
 
     def __init__(self) -> None:
         self._ended = 0.0
 
     def skips(self, x: Any, residual: Any, weight: Any, eps: float, offset: float) -> bool:
-        return time.perf_counter() - self._ended < 20e-6 and not gc.isenabled()
+        soon = time.perf_counter() - self._ended < 20e-6
+        return soon and super().skips(x, residual, weight, eps, offset)
 
     def end(self) -> None:
         self._ended = time.perf_counter()

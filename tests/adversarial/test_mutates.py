@@ -29,7 +29,8 @@ def test_whoever_leaves_work_out_while_it_is_timed_is_refused(run: CheatingRun, 
         assert name not in run.winners.values()
         return
     assert trial.status == "wrong_result", trial.message
-    assert "a sample left a wrong output" in trial.message
+    # calls one by one after timing are made without the collection of garbage, too
+    assert "a sample left a wrong output" in trial.message or (name == "collection" and "after timing" in trial.message)
 
 
 def test_the_honest_one_is_accepted_and_wins(run: CheatingRun) -> None:

@@ -74,6 +74,7 @@ RIGHT = {
         "late.honest_function",
         "process.honest",
         "process.function",
+        "process.executor",
         "stream.joined",
         "scratch.honest",
         "early.honest_cuda",
@@ -180,6 +181,9 @@ REFUSED: dict[str, str | tuple[str, ...]] = {
     "process.thresholds": "error",
     "process.tolerance": "error",
     "process.warnings": "error",
+    "process.busy_thread": "error",
+    "process.depth": "error",
+    "process.numpy": "error",
     "process.autocast": "error",
     "process.default_device": "error",
     "scratch.past": "wrong_result",
@@ -254,7 +258,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         catalog=catalog,
         device=Device.best(),
         database=str(tmp_path_factory.mktemp("adversarial") / "tuning.db"),
-        options=TuneOptions(Budget(trials=120), implementations=sorted(offered)),
+        options=TuneOptions(Budget(trials=2 * len(offered)), implementations=sorted(offered)),
         observer=events.append,
     )
     trials = {event.implementation: event for event in events if isinstance(event, TrialDone)}

@@ -50,14 +50,11 @@ def test_whoever_captures_nothing_is_refused(run: tuple[Mapping[str, TrialDone],
     assert "a sample left a wrong output" in trial.message or "it leaves work out" in trial.message
 
 
-def test_whoever_skips_every_other_call_is_refused_or_captures_all_its_work(
-    run: tuple[Mapping[str, TrialDone], list[str]],
-) -> None:
-    # a call before each captured one makes all of these, or none of them, work
-    trials, winners = run
-    trial = trials["every_other"]
-    assert trial.status == "ok" or "a sample left a wrong output" in trial.message, trial.message
-    assert "mutate.every_other" not in winners
+def test_whoever_skips_every_other_call_is_refused(run: tuple[Mapping[str, TrialDone], list[str]]) -> None:
+    # where a call before each captured one makes all of these work, calls one by one after timing are told from none
+    trial = run[0]["every_other"]
+    assert trial.status == "wrong_result", trial.message
+    assert "a sample left a wrong output" in trial.message or "after timing" in trial.message, trial.message
 
 
 def test_the_honest_one_is_accepted_and_wins(run: tuple[Mapping[str, TrialDone], list[str]]) -> None:

@@ -19,7 +19,7 @@ from ...correctness.bounds import holding
 from ...correctness.output_faults import output_faults, overlap, poison
 from ...dispatch.plans.plan import Plan
 from ...implementation import Tensors
-from ..measure.samplers import Sampler
+from ..measure.samplers import Sampler, no_collection
 from .between_samples import LATE
 from .late_inputs import late_fault
 from .late_runs import LateRuns
@@ -89,9 +89,9 @@ def verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, *, alone:
     Last, launches one by one on inputs with other changed elements, into poisoned outputs.
 
     ``alone`` is False in the finals, where other entrants were timed on the same inputs: a change of the inputs is then
-    found only afterwards.
+    found only afterwards. Python collects no garbage meanwhile, as during a capture: a launch cannot tell the two apart.
     """
-    with _stream_kept(session):
+    with _stream_kept(session), no_collection():
         timed.between.settle()
         timed.check_held(held := Checks())
         held.settle()
