@@ -6,7 +6,8 @@
 A fingerprint covers whole modules, also those that an implementation imports for one function. ``FOLDER`` is a
 checkout of the revision in which the winners were measured. For each winner that is stale here, both revisions say what
 the candidate runs: its launches (kernel, grid, arguments, constants, options, cluster, shared memory), the variants
-that are compiled, which hold the kernels' texts, scratch, and what it prepares of random weights, bit by bit. A winner
+that are compiled, which hold the kernels' texts, scratch, and what it prepares of random weights, bit by bit; without
+kernels of its own, the instructions of its Python functions and of all that they call within their package. A winner
 for which all of it is equal is written with today's fingerprint, since the measured code is what runs; any other is
 left out, and told. What holds as it is, is written as it is. Each revision answers in a process of its own.
 """
@@ -34,6 +35,8 @@ from registry.problem import canonical_json
 from registry.space import Config
 from registry.tuner.planning.variants import variants_at
 
+from .reachable_code import reachable_code
+
 _LIBRARIES = frozenset({"humming", "cublaslt"})
 """Plugins whose implementations have a library's version in their fingerprints."""
 
@@ -52,7 +55,10 @@ def what_runs(decision: dict[str, Any], catalog: Catalog, gpu: str) -> tuple[str
     arguments = arguments_of(op, problem)
     variants = variants_at(op, Candidate(implementation, config), problem, arguments, device)
     launch = getattr(implementation, "launch", None)
-    if variants is None or launch is None:
+    if launch is None:
+        told = [canonical_json(config), *reachable_code(implementation)] if not variants else []
+        return implementation.fingerprint(), _hashed(told) if told else ""
+    if variants is None:
         return implementation.fingerprint(), ""
     made = launch(problem, config, device)
     launches = made if isinstance(made, list | tuple) else (made,)
@@ -67,7 +73,11 @@ def what_runs(decision: dict[str, Any], catalog: Catalog, gpu: str) -> tuple[str
         str(implementation.scratch(problem, config, device)),
         *prepared(op, implementation, problem, config),
     ]  # fmt: skip
-    return implementation.fingerprint(), hashlib.sha256("\n".join(told).encode()).hexdigest()
+    return implementation.fingerprint(), _hashed(told)
+
+
+def _hashed(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def holds(decision: dict[str, Any], catalog: Catalog) -> bool:
@@ -100,15 +110,12 @@ def answers(folder: Path, decisions: Sequence[dict[str, Any]], gpu: str) -> dict
     """Fingerprint and hash of what runs, by a decision's uid, as the checkout in that folder says."""
     paths = [str(folder), str(folder / "plugins")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    asking = f"from benchmarks.winners.carried import answer; answer({gpu!r})"
-    if folder != _ROOT:
-        # that revision may lack this module
-        asking = (
-            "import importlib.util;"
-            f" spec = importlib.util.spec_from_file_location('carried', {str(Path(__file__))!r});"
-            " module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module);"
-            f" module.answer({gpu!r})"
-        )
+    # this package by its path: that revision may lack it, or have a former one
+    asking = (
+        "import sys, types; sys.modules['asked'] = types.ModuleType('asked');"
+        f" sys.modules['asked'].__path__ = [{str(Path(__file__).parent)!r}];"
+        f" from asked.carried import answer; answer({gpu!r})"
+    )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", asking],
         input=json.dumps(list(decisions)), env=environment, cwd=folder, stdout=subprocess.PIPE, text=True, check=True,

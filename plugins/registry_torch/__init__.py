@@ -512,7 +512,7 @@ def fused_linear_cross_entropy_gradients_implementations() -> Iterable[Implement
 def attention_implementations() -> Iterable[Implementation]:
     """Products and a softmax, plain and compiled, FlexAttention, and each of the kernels behind torch's SDPA."""
     from .attention.compiled import CompiledAttention
-    from .attention.flash_cpu import FiniteCpuFlashAttention
+    from .attention.flash_cpu import CpuFlashAttention
     from .attention.flex import FlexAttention
     from .attention.masked_cudnn import MaskedCudnnAttention
     from .attention.native import NativeAttention
@@ -526,7 +526,7 @@ def attention_implementations() -> Iterable[Implementation]:
         CudnnAttention(),
         MaskedCudnnAttention(),
         EfficientAttention(),
-        FiniteCpuFlashAttention(),
+        CpuFlashAttention(),
     ]
 
 

@@ -20,6 +20,7 @@ from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate, build
 from registry.problem import Value
 from registry.testing import check_implementation
+from registry_torch.attention.masked_cudnn import bias_of_mask
 
 from .replaying import replayed
 
@@ -89,23 +90,59 @@ def test_layouts_and_other_sizes_are_right(catalog: Catalog, op: str, name: str)
     assert check_implementation(catalog.implementation(op, name), catalog.op(op), problems=problems, device="cuda").ok
 
 
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("heads", [2, 8])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_gradients_of_transposed_heads_are_those_of_torch(dtype: torch.dtype, heads: int) -> None:
+def test_gradients_of_transposed_heads_are_those_of_torch(dtype: torch.dtype, heads: int, causal: bool) -> None:
     # as in torch's function: heads before the length, in memory too, also those of the gradient
     drawn = [torch.randn(2, each, 512, 64, dtype=dtype, device="cuda") for each in (8, heads, heads, 8)]
     found, expected = ([one.clone().requires_grad_() for one in drawn[:3]] for _ in range(2))
-    out = registry.call("attention", *(one.transpose(1, 2) for one in found), causal=True)[0].transpose(1, 2)
+    out = registry.call("attention", *(one.transpose(1, 2) for one in found), causal=causal)[0].transpose(1, 2)
     out.backward(drawn[3])
-    whole = torch.nn.functional.scaled_dot_product_attention(
-        *(one.double() for one in expected), is_causal=True, enable_gqa=True
-    )
+    q, k, v = (one.double() for one in expected)
+    whole = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
     whole.backward(drawn[3].double())
     for one, other in zip(found, expected, strict=True):
         assert one.grad is not None
         assert other.grad is not None
         error = (one.grad.double() - other.grad.double()).norm() / other.grad.double().norm()
         assert error < 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+@pytest.mark.parametrize("name", ["torch.sdpa_cudnn", MASKED])
+def test_neither_gradient_runs_by_a_plan_of_cudnn_for_strides_of_the_other(
+    catalog: Catalog, name: str, ours_first: bool
+) -> None:
+    # torch finds a plan again by the strides of queries, keys and values alone; these sizes are met nowhere else
+    op, device, kv_len = catalog.op("attention_backward"), Device.of("cuda"), 264 if ours_first else 280
+    form = {"kv_heads": 8, "q_len": kv_len, "kv_len": kv_len, "head_dim": 64, "causal": name != MASKED}
+    problem = op.problem_of({**PLAIN, **form, "mask": "bool" if name == MASKED else "none"})
+    values = dict(zip(op.parsed.names, op.draw(problem, "normal", torch.Generator("cuda").manual_seed(0)), strict=True))
+    for each in ("q", "k", "v", "out", "grad_out"):  # heads before the length, in memory too
+        values[each] = values[each].transpose(1, 2).contiguous().transpose(1, 2)
+    plan = build(
+        op, Candidate(catalog.implementation(op.name, name), {}), problem, op.arguments(tuple(values.values())), device
+    )
+    other = {**values, "grad_out": values["grad_out"].contiguous()}
+    for _ in range(2):
+        for ours in (ours_first, not ours_first):
+            given = tuple((values if ours else other).values())
+            made = op.results(plan(*given), given) if ours else gradients_of_torch(other, problem)
+            verdict = judged(op, problem, made, given)
+            assert verdict.ok, f"{'ours' if ours else 'of torch'}: {verdict.message}"
+
+
+def gradients_of_torch(values: Mapping[str, Any], problem: Any) -> tuple[torch.Tensor, ...]:
+    """cuDNN's, as torch's own function has them computed: no dropout is 0.0."""
+    q, k, v, out, grad_out = (values[name].transpose(1, 2) for name in ("q", "k", "v", "out", "grad_out"))
+    bias = None if values["mask"] is None else bias_of_mask(values["mask"], q.dtype)
+    seed = torch.zeros((), dtype=torch.int64, device=q.device)
+    found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+        grad_out, q, k, v, out, values["lse"].unsqueeze(-1), seed, seed, bias, None, None, problem.q_len,
+        problem.kv_len, 0.0, problem.causal,
+    )  # fmt: skip
+    return tuple([each.transpose(1, 2).contiguous() for each in found])
 
 
 @pytest.mark.parametrize("name", ["torch.native", *FUSED])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from registry.artifact import Built, Signature
 from registry.contract import as_tuple
@@ -51,6 +52,20 @@ COMPILED: list[tuple[str, dict[str, Any]]] = [
     if key.partition(" ")[0] in {ATTENTION.name, ATTENTION_BACKWARD.name}
 ]
 SMALL: Mapping[str, Value] = {**HEADS, "batch": 2, "heads": 4, "kv_heads": 4, "q_len": 40, "kv_len": 40}
+
+
+class Calls(TorchDispatchMode):
+    """The arguments of the calls of one of torch's operators."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.met: list[Sequence[Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ == self.name:
+            self.met.append(args)
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -106,6 +121,36 @@ def test_private_operators_take_what_they_are_given_and_return_what_the_op_promi
     found = as_tuple(run((), tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in values), ()))
     for one, spec in zip(found, op.output_specs(arguments, torch.device("cpu")).values(), strict=True):
         assert (tuple(one.shape), one.dtype, one.stride()) == (spec.shape, spec.dtype, spec.strides)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("torch.sdpa_cudnn", {"kv_heads": 2}), ("torch.sdpa_cudnn_masked", {"kv_heads": 2, "mask": "bool", "kv_len": 48})],
+    ids=str,
+)
+@pytest.mark.parametrize("transposed", [("grad_out",), ("out", "grad_out"), ("q",), ("q", "out")], ids=str)
+@pytest.mark.few(8)
+def test_plans_of_cudnn_are_told_apart_by_the_strides_of_queries(
+    catalog: Catalog, name: str, more: Mapping[str, Value], transposed: Sequence[str]
+) -> None:
+    # torch finds plans again by neither the strides of outputs nor those of their gradients, and knows its own by 0.0
+    op, implementation = catalog.op("attention_backward"), catalog.implementation("attention_backward", name)
+    problem = problem_of(op.name, {**SMALL, **more})
+    values = op.draw(problem, "normal", torch.Generator().manual_seed(0))
+    signature = Signature(op.arguments(values), op.output_specs(op.arguments(values), CPU.torch))
+    run = implementation.bind(problem, {}, H200, Built(signature))
+    on_meta = {
+        key: x.to("meta") if isinstance(x, torch.Tensor) else x for key, x in zip(op.parsed.names, values, strict=True)
+    }
+    for key in transposed:
+        on_meta[key] = on_meta[key].transpose(1, 2).contiguous().transpose(1, 2)
+    with Calls("_scaled_dot_product_cudnn_attention_backward") as calls:
+        run((), tuple(on_meta.values()), ())
+    ((grad_out, q, _k, _v, out, *rest),) = calls.met
+    assert grad_out.stride() == q.stride() == out.stride() == on_meta["q"].transpose(1, 2).stride()
+    (dropout,) = (each for each in rest if isinstance(each, float))
+    assert dropout == 0.0
+    assert math.copysign(1.0, dropout) == -1.0
 
 
 @BOTH

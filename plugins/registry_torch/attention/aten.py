@@ -125,16 +125,6 @@ def cudnn(
     return out.transpose(1, 2), lse.view(lse.shape[:3])
 
 
-def cudnn_backward(call: GradientCall) -> AttentionGradients:
-    """The gradients by cuDNN."""
-    seed = torch.zeros((), dtype=torch.int64, device=call.q.device)
-    found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-        *_bhsd(*call.heads, call.out), call.lse.unsqueeze(-1), seed, seed, None, None, None, *call.lengths, 0.0,
-        call.causal, scale=call.scale,
-    )  # fmt: skip
-    return tuple(_bhsd(*found))
-
-
 def cpu(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:

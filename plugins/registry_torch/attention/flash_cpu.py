@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import torch
 
 from registry.artifact import Built
 from registry.device import Device
-from registry.implementation import Run, Tensors
+from registry.implementation import Implementation, Run, Tensors
 from registry.problem import Problem
 from registry.space import Config
 
 from . import aten, reasons
 from .native import attend
-from .sdpa import CpuFlashAttention
+from .sdpa import cpu_reasons
 
 
-class FiniteCpuFlashAttention(CpuFlashAttention):
-    """torch's FlashAttention for CPUs, in all floating dtypes; calls with NaN or infinite logits by the formula.
+class CpuFlashAttention(Implementation):
+    """torch's FlashAttention for CPUs, with masks and grouped heads, in all floating dtypes.
 
+    Calls with NaN or infinite logits are answered by the formula:
     torch's kernel drops a NaN from a row's maximum where fewer keys than a vector register holds are left: a row all of
     whose logits are NaN, as of a NaN query and 8 keys, then looks like one that sees no key, and is 0 with
     a log-sum-exp of 0. It adds a mask to the logits, so that NaN keys are seen through a bool mask. The log-sum-exp of
     a row tells all of these, and is the only tensor that is looked at.
     """
+
+    op = "attention"
+    name = "torch.flash_cpu"
+    device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
+    returns_outputs = True
+    any_size = True
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
+        """Caps, windows, causal rows of another number than keys, and a mask beside causal rows."""
+        yield from cpu_reasons(problem)
+
+    def preference(self, problem: Problem, device: Device) -> float:
+        """Ahead of torch's formula, which keeps all logits in memory."""
+        return 0.5
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
         """Bind FlashAttention for CPUs, for any size."""

@@ -12,16 +12,6 @@ def with_rows_of_lse(call: GradientCall) -> GradientCall:
     return call if call.lse.is_contiguous() else call._replace(lse=call.lse.contiguous())
 
 
-def with_equal_strides(call: GradientCall) -> GradientCall:
-    """The call with outputs and their gradients in one layout: cuDNN 9 reads the former by the strides of the latter.
-
-    Gradients of queries and keys are wrong otherwise, by half their length for a transposed gradient.
-    """
-    if call.grad_out.stride() == call.out.stride():
-        return call
-    return call._replace(grad_out=call.grad_out.contiguous(), out=call.out.contiguous())
-
-
 def with_heads_in_one_order(call: GradientCall) -> GradientCall:
     """The call with tensors of heads whose batches, tokens and heads lie in one order, with gaps or without.
 

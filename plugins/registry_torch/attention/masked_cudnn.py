@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from registry.problem import Problem
 from registry.space import Config
 
 from . import aten, reasons
-from .gradient_layouts import with_equal_strides, with_rows_of_lse
+from .cudnn_gradients import cudnn_gradients
+from .gradient_layouts import with_rows_of_lse
 
 _MOST = 128
 """The largest head_dim of forward and backward on every GPU."""
@@ -45,10 +46,6 @@ def bias_of_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if mask.dtype == torch.bool:
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, hidden)
     return mask.clamp(min=_LEAST).masked_fill_(mask == -math.inf, hidden).contiguous()
-
-
-def _by_heads(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    return [x.transpose(1, 2) for x in tensors]
 
 
 def _reasons(problem: Problem, device: Device) -> Iterator[str]:
@@ -100,9 +97,8 @@ class MaskedCudnnAttention(Implementation):
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
             q, k, v, mask, causal, scale, *_ = arguments
             mask = joined(mask, q.shape[1], causal)
-            out, lse, *_ = forward(
-                *_by_heads(q, k, v), bias_of_mask(mask, q.dtype), True, 0.0, False, False, scale=scale
-            )
+            heads = [x.transpose(1, 2) for x in (q, k, v)]
+            out, lse, *_ = forward(*heads, bias_of_mask(mask, q.dtype), True, 0.0, False, False, scale=scale)
             lse = lse.view(lse.shape[:3])
             if mask.dtype != torch.bool:
                 lse = lse.masked_fill(lse <= _LOWEST / 16, _LOWEST)
@@ -135,22 +131,17 @@ class MaskedCudnnAttentionBackward(Implementation):
         """Any size; a gradient that is not needed is left out."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
-            call = with_equal_strides(with_rows_of_lse(aten.GradientCall(*arguments)))
+            call = with_rows_of_lse(aten.GradientCall(*arguments))
             made = zip(_gradients(call), (call.need_q, call.need_k, call.need_v), strict=True)
             return tuple([x.contiguous() if needed else x.new_empty(0) for x, needed in made])
 
         return run
 
 
-def _gradients(call: aten.GradientCall) -> Sequence[torch.Tensor]:
+def _gradients(call: aten.GradientCall) -> aten.AttentionGradients:
     """All three; a row that sees no key gets an lse of inf: weights of 0."""
     assert call.mask is not None
     bias = bias_of_mask(joined(call.mask, call.q.shape[1], call.causal), call.q.dtype)
     lse = call.lse if call.mask.dtype == torch.bool else call.lse.clamp(min=_LEAST)
     lse = lse.masked_fill(call.lse == -math.inf, math.inf)
-    seed = torch.zeros((), dtype=torch.int64, device=call.q.device)
-    found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-        *_by_heads(*call.heads, call.out), lse.unsqueeze(-1), seed, seed, bias, None, None, *call.lengths, 0.0, False,
-        scale=call.scale,
-    )  # fmt: skip
-    return _by_heads(*found)
+    return cudnn_gradients(call._replace(lse=lse, causal=False), bias)

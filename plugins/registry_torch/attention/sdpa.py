@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -146,31 +146,6 @@ def efficient_reasons(problem: Problem, device: Device) -> Iterator[str]:
         yield f"the rows of a mask of kv_len={problem.kv_len} do not start at multiples of 16 bytes"
     elif problem.mask == "additive" and not problem.traits.contiguous("mask"):
         yield "the mask is not contiguous"
-
-
-class CpuFlashAttention(_Fused):
-    """torch's FlashAttention for CPUs, with masks and grouped heads, in all floating dtypes."""
-
-    name = "torch.flash_cpu"
-    device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
-
-    def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        """Caps, windows, causal rows of another number than keys, and a mask beside causal rows."""
-        yield from cpu_reasons(problem)
-
-    def preference(self, problem: Problem, device: Device) -> float:
-        """Ahead of torch's formula, which keeps all logits in memory."""
-        return 0.5
-
-    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Bind FlashAttention for CPUs, for any size."""
-
-        def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
-            q, k, v, mask, causal, scale, *_ = arguments
-            out, lse = aten.cpu(q, k, v, reasons.bias_of(mask, q, k.shape[1]), causal, scale)
-            return reasons.without_blind_rows(out, lse, mask)
-
-        return run
 
 
 def cpu_reasons(problem: Problem) -> Iterator[str]:

@@ -13,7 +13,8 @@ from registry.problem import Problem
 from registry.space import Config
 
 from . import aten, reasons
-from .gradient_layouts import with_equal_strides, with_heads_in_one_order, with_rows_of_lse
+from .cudnn_gradients import cudnn_gradients
+from .gradient_layouts import with_heads_in_one_order, with_rows_of_lse
 from .sdpa import cpu_reasons, cudnn_reasons, efficient_reasons, flash_reasons
 
 
@@ -78,7 +79,7 @@ class CudnnAttentionBackward(_FusedBackward):
 
     def gradients(self, call: aten.GradientCall) -> aten.AttentionGradients:
         """The gradients by torch's private operator."""
-        return aten.cudnn_backward(with_equal_strides(call))
+        return cudnn_gradients(call)
 
 
 class EfficientAttentionBackward(_FusedBackward):
