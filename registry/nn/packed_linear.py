@@ -29,7 +29,9 @@ class PackedLinear(FrozenLayer, ExactZeros):
 
     The weight's tensors are buffers: qweight, scales, zeros and g_idx (None where it has none), so that ``state_dict``,
     ``.to``, ``deepcopy`` and FSDP see plain tensors. A conversion of the dtype converts the scales and integer zero
-    points, but not the words and float32 zero points. The bias is a parameter ``[N]``.
+    points, but not the words and float32 zero points. The bias is a parameter ``[N]``. A state that was made by
+    ``state_dict`` and kept as it is, or by ``torch.save``, says of what levels its words are, and is refused by a layer
+    of others.
 
     Prepared forms need no ``weights_changed`` when ``.to``, ``.half``, ``.to_empty`` or ``share_memory`` convert the
     module. A converted tensor is a new buffer of another storage, of which the next call prepares anew, also where a
@@ -141,8 +143,23 @@ class PackedLinear(FrozenLayer, ExactZeros):
             )
         return bias if isinstance(bias, torch.nn.Parameter) else torch.nn.Parameter(bias.detach())
 
+    def _levels(self) -> str:
+        """The name of the levels that words stand for: ``int4``, ``nf4`` and so on."""
+        return self.codebook or f"int{self.bits}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        # words of equal bits look alike; torch's metadata goes with a state through torch.save, if not into safetensors
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if metadata is not None:
+            metadata["levels"] = self._levels()
+
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         errors: list[str] = rest[-1]
+        levels = rest[0].get("levels", self._levels())
+        if levels != self._levels():
+            errors.append(f"{prefix}qweight has words of {levels}, expected {self._levels()}")
+            return
         given = {name: state_dict.get(prefix + name) for name in _PARTS}
         # torch would convert these silently
         for name in ("qweight", "g_idx"):

@@ -247,3 +247,22 @@ def test_it_tells_its_sizes() -> None:
     packed = PackedLinear.from_linear(linear(bias=False).eval(), codebook="nf4", group_size=64)
     assert repr(packed) == "PackedLinear(in_features=256, out_features=24, bias=False, bits=4, group_size=64, nf4)"
     assert not packed.training
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_state_of_other_levels_is_refused(saved: bool) -> None:
+    dense = torch.nn.Linear(128, 8)
+    layers = {levels: PackedLinear.from_linear(dense, 4, 64, True, levels or None) for levels in ("", "nf4")}
+    models = {levels: torch.nn.Sequential(layer) for levels, layer in layers.items()}
+    state, own = models[""].state_dict(), layers["nf4"].qweight.clone()
+    if saved:
+        file = io.BytesIO()
+        torch.save(state, file)
+        file.seek(0)
+        state = torch.load(file, weights_only=True)
+    with pytest.raises(RuntimeError, match=r"0\.qweight has words of int4, expected nf4"):
+        models["nf4"].load_state_dict(state)
+    assert torch.equal(layers["nf4"].qweight, own)
+    copy.deepcopy(models[""]).load_state_dict(state)
+    # what no file has kept is not known
+    models["nf4"].load_state_dict(dict(state))
