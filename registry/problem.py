@@ -65,7 +65,7 @@ def exact_items(values: Mapping[str, Any]) -> Hashable:
     """A key of the names and values of a mapping: equal keys mean that ``exact`` of each value is equal."""
     given = tuple(values.values())
     kinds = tuple(map(type, given))
-    if not _SCALARS.issuperset(kinds) or 0 in given:  # 0.0 and -0.0 are equal and of one type
+    if not _SCALARS.issuperset(kinds) or (float in kinds and 0 in given):  # 0.0 and -0.0 are equal and of one type
         return tuple(values), exact(given)
     return *values, *given, *kinds
 

@@ -9,12 +9,13 @@ from inspect import CO_VARARGS, signature
 from types import FunctionType, GeneratorType, MethodType
 from typing import Any
 
+from ..arguments.specs import TensorSpec, quick_spec
 from ..author_code import at, at_method
 from ..contract import Op
 from ..device import Device
 from ..errors import InvalidDefinitionError, UnsupportedError, WrongAnswerError
 from ..implementation import Implementation, Run
-from ..problem import Problem, TensorSpec
+from ..problem import Problem
 from ..space import Config, Space
 
 HOW_TO_IMPLEMENT = (
@@ -83,10 +84,13 @@ def scratch_specs(
     Raises WrongAnswerError if ``scratch`` returns no mapping of names to specs, and the exceptions of ``scratch``.
     """
     given: Any = implementation.scratch(problem, config, device)
+    if not given and type(given) is dict:
+        return {}
     if not isinstance(given, Mapping) or not all(isinstance(spec, TensorSpec) for spec in given.values()):
         example = '{"partial": registry.TensorSpec.contiguous((problem.rows,), torch.float32)}'
         raise _wrong(implementation, "scratch", given, f"a mapping of names to specs, e.g. {example}")
-    return {name: TensorSpec(spec.shape, spec.dtype, spec.strides, device.torch) for name, spec in given.items()}
+    where = device.torch
+    return {name: quick_spec(spec.shape, spec.dtype, spec.strides, where) for name, spec in given.items()}
 
 
 def check_own_names(op: Op, implementation: Implementation, prepared: Iterable[str], scratch: Iterable[str]) -> None:
