@@ -7,7 +7,7 @@ A fingerprint covers whole modules, also those that an implementation imports fo
 checkout of the revision in which the winners were measured. For each winner that is stale here, both revisions say what
 the candidate runs: its launches (kernel, grid, arguments, constants, options, cluster, shared memory), the variants
 that are compiled, which hold the kernels' texts, scratch, and what it prepares of random weights, bit by bit; without
-kernels of its own, the instructions of its Python functions and of all that they call within their package. A winner
+kernels of its own, the syntax of its classes and of all that is named there within their package. A winner
 for which all of it is equal is written with today's fingerprint, since the measured code is what runs; any other is
 left out, and told. What holds as it is, is written as it is. Each revision answers in a process of its own.
 """
@@ -35,7 +35,7 @@ from registry.problem import canonical_json
 from registry.space import Config
 from registry.tuner.planning.variants import variants_at
 
-from .reachable_code import reachable_code
+from .reachable_code import UntoldError, reachable_code
 
 _LIBRARIES = frozenset({"humming", "cublaslt"})
 """Plugins whose implementations have a library's version in their fingerprints."""
@@ -55,11 +55,10 @@ def what_runs(decision: dict[str, Any], catalog: Catalog, gpu: str) -> tuple[str
     arguments = arguments_of(op, problem)
     variants = variants_at(op, Candidate(implementation, config), problem, arguments, device)
     launch = getattr(implementation, "launch", None)
-    if launch is None:
-        told = [canonical_json(config), *reachable_code(implementation)] if not variants else []
-        return implementation.fingerprint(), _hashed(told) if told else ""
-    if variants is None:
+    if variants is None or (variants and launch is None):
         return implementation.fingerprint(), ""
+    if launch is None:
+        return implementation.fingerprint(), _code_that_runs(implementation, config)
     made = launch(problem, config, device)
     launches = made if isinstance(made, list | tuple) else (made,)
     told = [
@@ -74,6 +73,14 @@ def what_runs(decision: dict[str, Any], catalog: Catalog, gpu: str) -> tuple[str
         *prepared(op, implementation, problem, config),
     ]  # fmt: skip
     return implementation.fingerprint(), _hashed(told)
+
+
+def _code_that_runs(implementation: Any, config: Config) -> str:
+    """A hash of the Python code that a candidate without kernels of its own runs; "" where that cannot be told."""
+    try:
+        return _hashed([canonical_json(config), *reachable_code(implementation)])
+    except UntoldError:
+        return ""
 
 
 def _hashed(lines: Sequence[str]) -> str:

@@ -10,8 +10,8 @@ _NO_DROPOUT = -0.0
 """A dropout of 0 with other bits than that of torch's own calls, which keeps our plans apart from theirs.
 
 cuDNN plans for the strides of all tensors. torch 2.11 finds a plan again by the shapes and strides of queries, keys,
-values and bias and by the bits of the dropout alone: a call with other strides of outputs, or of their gradients, got
-the plan of an earlier one, and gradients that were wrong by half their length, ours as torch's own behind ours.
+values and bias and by the bits of the dropout, and not by the strides of outputs and their gradients: a call with other
+ones got the plan of an earlier call, and gradients that were wrong by half their length, ours as torch's behind ours.
 """
 
 
@@ -21,7 +21,8 @@ def cudnn_gradients(call: GradientCall, bias: torch.Tensor | None = None) -> Att
     Outputs and their gradients are brought to the layout of the queries, so that the strides of queries tell all.
     """
     seed = torch.zeros((), dtype=torch.int64, device=call.q.device)
-    strides = torch.empty_like(call.q, device="meta").stride()
+    dense = call.q.is_contiguous()
+    strides = call.q.stride() if dense else torch.empty_like(call.q, device="meta").stride()
     grad_out, out = (_with_strides(each, strides) for each in (call.grad_out, call.out))
     found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
         *_by_heads(grad_out, call.q, call.k, call.v, out), call.lse.unsqueeze(-1), seed, seed, bias, None, None,

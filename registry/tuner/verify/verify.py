@@ -89,7 +89,7 @@ def verify_timed(timed: TimedPlan, sampler: Sampler, session: Session, *, alone:
     Last, launches one by one on inputs with other changed elements, into poisoned outputs.
 
     ``alone`` is False in the finals, where other entrants were timed on the same inputs: a change of the inputs is then
-    found only afterwards. Python collects no garbage meanwhile, as during a capture: no launch can tell the two apart.
+    found only afterwards. Python collects no garbage meanwhile, as during a capture, which a launch could tell by that.
     """
     with _stream_kept(session), no_collection():
         timed.between.settle()
