@@ -69,6 +69,10 @@ class Contest:
     """The block after which entrants are verified, where that is one alone.
 
     It is drawn: code that counts its processes, to be honest in that one, cannot know which it is."""
+    unverified: bool = False
+    """Whether that block was lost, and the one that took its place, so that nobody was verified."""
+    _fixed: int = 0
+    """The number of blocks without one that takes the place of a lost one."""
     _ranking: list[Candidate] = field(default_factory=list)
     """Candidates that may challenge after the pre-final, fastest first."""
 
@@ -106,6 +110,7 @@ class Contest:
             del self.challengers[1:]
             self.wanted, self.rounds = BLOCKS, max(1, self._rounds_in(BLOCKS))
         self.verified = secrets.randbelow(self.wanted)
+        self._fixed = self.wanted
 
     def end_after(self, blocks: int) -> None:
         """Have no more blocks than these, the last of which was not begun."""
@@ -117,9 +122,16 @@ class Contest:
         return not self.is_long or block == self.verified
 
     def lose(self, block: int) -> None:
-        """Verify in a later block what should have been verified in one that was lost."""
-        if self.verified == block < self.wanted - 1:
+        """Verify in a later block what should have been verified in one that was lost; behind the last, in one more."""
+        if not self.is_long or self.verified != block:
+            return
+        if block < self.wanted - 1:
             self.verified = block + 1 + secrets.randbelow(self.wanted - 1 - block)
+        elif self.wanted <= self._fixed:
+            self.wanted += 1
+            self.verified = block + 1
+        else:
+            self.unverified = True
 
     def _rounds_in(self, blocks: int) -> int:
         us = self._us_of([self.incumbent, *self.candidates.values()])

@@ -270,6 +270,9 @@ class Finals:
         if not contest.complete:
             mishap = self._mishaps.get(contest.findings.plan.problem, "")
             return "no finals block was completed" + (f" ({mishap})" if mishap else "")
+        if contest.unverified:
+            mishap = self._mishaps[contest.findings.plan.problem]
+            return f"the block in which its entrants are verified was lost twice ({mishap})"
         verdict = judge(contest.incumbent.key, contest.challenged_by, contest.blocks, noise)
         return disturbance(contest, verdict.winner) or verdict
 
@@ -351,7 +354,8 @@ class Finals:
 
     def _pre_final(self, contest: Contest) -> BlockJob:
         entrants = [contest.findings.entrant(candidate) for candidate in contest.early_entrants()]
-        return replace(self._job(contest, entrants, MOST_BLOCKS), rounds=contest.early_rounds, verify=False)
+        # a seed of its own: behind the last block may come one more
+        return replace(self._job(contest, entrants, MOST_BLOCKS + 1), rounds=contest.early_rounds, verify=False)
 
     def _verification(self, contest: Contest, candidate: Candidate) -> VerificationJob:
         plan, findings = contest.findings.plan, contest.findings

@@ -556,15 +556,50 @@ def test_what_a_lost_block_should_have_verified_a_later_one_verifies(
     planned: ProblemPlan, recorders: Callable[[], RunStore]
 ) -> None:
     contest = Contest(searched(planned, recorders(), HONEST), candidates(planned)["honest 1"], None, [])
-    contest.wanted, contest.verified = 5, 3
+    contest.fix_blocks(5)
+    contest.rounds, contest.verified = 1, 3
     contest.lose(2)
     assert contest.verified == 3
     contest.lose(3)
-    assert contest.verified == 4
+    assert (contest.verified, contest.wanted) == (4, 5)
     contest.lose(4)
-    assert contest.verified == 4
+    assert (contest.verified, contest.wanted) == (5, 6)
+    assert not contest.unverified
+    contest.lose(5)
+    assert contest.wanted == 6
+    assert contest.unverified
     contest.end_after(3)
     assert contest.verified == 2
+
+
+class LosesThoseThatVerify(Bench):
+    """Bench whose first blocks that are to verify, so many, are lost."""
+
+    left = 0
+
+    def _timed(self, job: BlockJob) -> TimedBlock | Outcome:
+        if job.verify and self.left:
+            self.left -= 1
+            return Outcome("crash", "the worker died")
+        return super()._timed(job)
+
+
+@pytest.mark.parametrize(("lost", "blocks", "verdict"), [(1, MOST_BLOCKS + 1, "new"), (2, MOST_BLOCKS + 1, "none")])
+def test_nothing_is_published_of_which_no_block_was_verified(
+    planned: ProblemPlan, recorders: Callable[[], RunStore], monkeypatch: pytest.MonkeyPatch,
+    lost: int, blocks: int, verdict: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("registry.tuner.planning.twin.LARGE_BYTES", 0)
+    monkeypatch.setattr("secrets.randbelow", lambda most: most - 1)
+    recorder, bench = recorders(), LosesThoseThatVerify(HONEST)
+    bench.left = lost
+    result, events, _ = decide(planned, recorder, bench)
+    assert result.verdict == verdict
+    assert len(bench.finals) == blocks
+    assert [job.verify for job in bench.finals][-2:] == [True, True]
+    assert (recorder.winner(planned.op, PROBLEM) is None) is (verdict == "none")
+    twice = "the block in which its entrants are verified was lost twice (the worker died); run again to decide"
+    assert any(isinstance(event, Note) and twice in event.message for event in events) is (lost == 2)
 
 
 def test_disturbed_finals_decide_nothing(planned: ProblemPlan, recorders: Callable[[], RunStore]) -> None:
