@@ -7,6 +7,7 @@ import importlib
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -330,6 +331,32 @@ class LeavesAThread(Square):
                 sum(range(1000))
 
         threading.Thread(target=burn, daemon=True).start()
+
+
+BURNS = "import time; end = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
+
+
+class LeavesAProcess(Square):
+    """Takes a core from all that comes after it; its parent has ended by then."""
+
+    name = "process.child"
+
+    def changes(self) -> None:
+        child = os.fork()
+        if child == 0:
+            if os.fork() == 0:
+                os.execv(sys.executable, [sys.executable, "-S", "-c", BURNS])
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+class LeavesAProcessThatWaits(Square):
+    """Honest: what it has begun waits for work that does not come."""
+
+    name = "process.waiting_child"
+
+    def changes(self) -> None:
+        _KEPT.append(subprocess.Popen(["sleep", "60"]))
 
 
 class LeavesAThreadThatWaits(Square):

@@ -13,7 +13,7 @@ PROBLEMS = (
     Problem("square", {"n": 20_002, "dtype": "float32"}),
     Problem("gelu", {"n": 20_002, "dtype": "float32", "approximate": "none"}),
 )
-RIGHT = ("honest", "gelu", "function", "executor")
+RIGHT = ("honest", "gelu", "function", "executor", "waiting_child")
 REFUSED = {
     "dispatch_mode": "it sets torch's modes to (0, 1)",
     "function_mode": "it sets torch's modes to (1, 0)",
@@ -37,6 +37,7 @@ REFUSED = {
     "subnormals": "it sets subnormal numbers to False",
     "thresholds": "it sets thresholds of garbage collection to (1, ",
     "busy_thread": "it leaves a thread running: cheats_in_the_process.py:burn",
+    "child": "it leaves a process running: ",
     "depth": "it sets depth of Python's calls to",
     "numpy": "it sets NumPy's errors to",
     "warnings": "it sets warnings that are errors to",

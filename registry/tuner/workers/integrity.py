@@ -31,7 +31,7 @@ from ..measure.persisting_cache import keep_persisting
 from ..verify.verdicts import WrongError
 from .dictionary_writes import DictionaryWrites
 from .function_bodies import FunctionBodies
-from .left_running import LeftRunning, LeftThreads
+from .left_running import LeftProcesses, LeftRunning, LeftThreads, adopt_orphans
 from .settings import SETTINGS
 
 # bound at import: a plugin may replace them later
@@ -326,6 +326,8 @@ class Trust:
         keep_persisting(0)
         self._settings = {name: setting.read() for name, setting in SETTINGS.items()}
         self._threads = LeftThreads()
+        adopt_orphans()
+        self._processes = LeftProcesses()
         self._guilty: dict[str, str] = {}
         self._admitted: set[str] = set()
         self.lost = False
@@ -345,21 +347,29 @@ class Trust:
                 self._guilty.setdefault(replaced.owner, _told([replaced]))
             self._restore_settings()
             self._accept_threads()
+            self._processes.accept()
             self._admitted.add(implementation.op)
         if message := self._guilty.get(_top(type(implementation).__module__)):
             raise WrongError("error", message)
 
     def breach(self) -> str:
-        """The replacements, settings and threads since the last call, as a message; "" when there are none.
+        """The replacements, settings, threads and processes since the last call, as a message; "" without any.
 
         After a replacement, or beside a thread, no time of this worker can be believed: ``lost`` is set.
         """
         if not self._admitted:
             # nobody was tried: what runs is of those that were imported
             self._accept_threads()
+            self._processes.accept()
         replaced, settings, threads = self._look(), self._restore_settings(), self._threads.running()
         self.lost = self.lost or bool(replaced or threads)
-        return _told(replaced) if replaced else "; ".join([*settings, *_left(threads)])
+        return _told(replaced) if replaced else "; ".join([*settings, *_left(threads), *self._ended()])
+
+    def _ended(self) -> Iterator[str]:
+        """End the processes that run beside this one; yields a message for each."""
+        for process in self._processes.running():
+            process.end()
+            yield f"it leaves a process running: {process}"
 
     def _accept_threads(self) -> None:
         """Hold threads that run against the plugin whose code they run, so that nobody else is blamed for them."""

@@ -33,7 +33,7 @@ _WOKE_NS, _WOKE_SHARE = 2_000_000, 0.01
 _PYTHONS = sysconfig.get_paths()["stdlib"]
 _SITE = f"{os.sep}site-packages{os.sep}"
 _TORCH = Path(torch.__file__).parent
-_OTHERS = tuple(f"{folder}{os.sep}" for folder in (_TORCH, _TORCH.parent / "triton", Path(__file__).parents[2]))
+_OTHERS = tuple(f"{folder}{os.sep}" for folder in (_TORCH, _TORCH.parent / "triton", Path(__file__).parents[3]))
 _AT_FIRST = frozenset(_frames())
 """Threads that were there before any plugin was."""
 

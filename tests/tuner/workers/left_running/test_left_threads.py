@@ -19,11 +19,11 @@ from registry.implementation import Implementation, Run
 from registry.problem import Problem
 from registry.space import Config
 from registry.tuner.verify.verdicts import WrongError
-from registry.tuner.workers import left_running
 from registry.tuner.workers.integrity import Integrity, Trust
 from registry.tuner.workers.left_running import LeftThreads
+from registry.tuner.workers.left_running import threads as left_threads
 
-BUSY = "it leaves a thread running: test_left_running.py:burn"
+BUSY = "it leaves a thread running: test_left_threads.py:burn"
 
 
 class Ours(Implementation):
@@ -89,7 +89,7 @@ class Threads:
         self._sockets[1].send(b"0")
         for thread in self._begun:
             thread.join()
-        while set(self._unlisted) & left_running._frames().keys():
+        while set(self._unlisted) & left_threads._frames().keys():
             time.sleep(0.001)
         for each in self._sockets:
             each.close()
@@ -97,7 +97,7 @@ class Threads:
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Threads]:
-    monkeypatch.setattr(left_running, "_AT_FIRST", frozenset(left_running._frames()))
+    monkeypatch.setattr(left_threads, "_AT_FIRST", frozenset(left_threads._frames()))
     made = Threads()
     yield made
     made.end()
@@ -107,12 +107,12 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Threads]:
 def clocked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the processor time of each thread, and without, as on other systems than Linux."""
     if request.param == "no_clock":
-        monkeypatch.setattr(left_running, "_clock_ns", None)
+        monkeypatch.setattr(left_threads, "_clock_ns", None)
 
 
 def wait_for(ident: int | None) -> None:
     """Until a thread has begun its own code."""
-    while ident not in left_running._strangers():
+    while ident not in left_threads._strangers():
         time.sleep(0.001)
 
 
@@ -120,7 +120,7 @@ def wait_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def sleep(_: float) -> None:
         raise AssertionError("it waits")
 
-    monkeypatch.setattr(left_running, "_sleep", sleep)
+    monkeypatch.setattr(left_threads, "_sleep", sleep)
 
 
 @pytest.mark.usefixtures("clocked")
@@ -140,13 +140,13 @@ def test_a_thread_that_waits_in_its_own_code_does_not_run(
 def test_a_busy_thread_runs_beside_one_that_waits(threads: Threads) -> None:
     threads.begin(threads.sleep)
     threads.begin(threads.burn_in_python)
-    assert list(map(str, LeftThreads().running())) == ["test_left_running.py:burn_in_python"]
+    assert list(map(str, LeftThreads().running())) == ["test_left_threads.py:burn_in_python"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the processor time of such a thread")
 def test_a_busy_thread_that_python_does_not_list_runs(threads: Threads) -> None:
     threads.begin_unlisted(threads.burn)
-    assert list(map(str, LeftThreads().running())) == ["test_left_running.py:burn"]
+    assert list(map(str, LeftThreads().running())) == ["test_left_threads.py:burn"]
 
 
 def test_a_thread_that_waited_and_is_busy_now_runs(threads: Threads) -> None:
@@ -156,7 +156,7 @@ def test_a_thread_that_waited_and_is_busy_now_runs(threads: Threads) -> None:
     threads.go()
     while not (found := checked.running()):
         pass  # it has just been woken
-    assert list(map(str, found)) == ["test_left_running.py:wake"]
+    assert list(map(str, found)) == ["test_left_threads.py:wake"]
 
 
 def test_nothing_is_waited_for_where_no_stranger_has_a_thread(
