@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -120,6 +121,22 @@ class _Library(Native):
         return 1.0
 
 
+def row_scale_reasons() -> Iterator[str]:
+    """Why scales of rows cannot be given on a CPU, where torch 2.11 takes one scale, and newer versions any."""
+    if not _takes_rows():
+        yield f"scales of rows on a CPU with torch {torch.__version__} (a newer one takes them)"
+
+
+@lru_cache(maxsize=1)
+def _takes_rows() -> bool:
+    one, scales = torch.zeros(16, 16).to(torch.float8_e4m3fn), torch.ones(16, 1)
+    try:
+        torch._scaled_mm(one, one.t(), scales, scales.t(), out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return False
+    return True
+
+
 class ScaledMm(_Library):
     """``torch._scaled_mm`` without fast accumulation: cuBLASLt and CUTLASS, oneDNN on a CPU."""
 
@@ -135,6 +152,8 @@ class ScaledMm(_Library):
         if device.type != "cuda":
             if problem.scales == "block":
                 yield "scales of blocks on a CPU"
+            elif problem.scales != "tensor":
+                yield from row_scale_reasons()
             return
         if device.capability < (8, 9):
             yield f"float8_e4m3fn on {device.architecture} (compute capability 8.9 has it)"

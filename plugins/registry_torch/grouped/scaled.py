@@ -15,7 +15,7 @@ from registry.problem import Problem
 from registry.space import Config
 
 from ..native import Native
-from ..scaled_mm import dequantized_product
+from ..scaled_mm import dequantized_product, row_scale_reasons
 from .dense import spans, zero_beside
 from .scaled_private import grouped_product, missing
 
@@ -63,6 +63,7 @@ class ScaledMmOfExperts(Native):
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
         yield from _float8_reasons(problem)
         if device.type != "cuda":
+            yield from row_scale_reasons()
             return
         if device.capability < (9, 0):
             yield f"scales of rows on {device.architecture} (compute capability 9.0 has them)"

@@ -18,6 +18,7 @@ from registry.discovery.catalog import Catalog
 from registry.errors import InvalidArgumentError
 from registry.problem import Problem
 from registry.testing import check_implementation
+from registry_torch.scaled_mm import row_scale_reasons
 
 from .cases import case, refused
 
@@ -105,6 +106,8 @@ def test_operands_that_are_dequantised_first_are_right() -> None:
 def test_torchs_products_of_each_expert_are_right(name: str) -> None:
     catalog = Catalog()
     dims = [problem.dims for problem in problems()[:2]]
+    if name == "torch.scaled_mm" and (told := list(row_scale_reasons())):
+        pytest.skip(told[0])
     report = check_implementation(catalog.implementation(OP.name, name), OP, problems=dims, device="cpu")
     reasons = {reason for skipped in report.skipped for reason in ("contiguous", "dtype int8") if reason in skipped}
     assert reasons == (set() if name == "torch.native" else {"contiguous", "dtype int8"})
