@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, Literal, TextIO
+from typing import IO, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -84,7 +84,7 @@ def line(content: Written) -> str:
     return canonical_json(dict(content), _plain) + "\n"
 
 
-def lines(stream: TextIO) -> Iterator[tuple[int, ExchangeLine]]:
+def lines(stream: IO[str]) -> Iterator[tuple[int, ExchangeLine]]:
     """(number, content) of each line behind the header, as it is read.
 
     Raises ExchangeError with the number and the fault of the first bad line.
@@ -102,7 +102,7 @@ def lines(stream: TextIO) -> Iterator[tuple[int, ExchangeLine]]:
         yield number, content
 
 
-def _numbered(stream: TextIO) -> Iterator[tuple[int, ExchangeLine]]:
+def _numbered(stream: IO[str]) -> Iterator[tuple[int, ExchangeLine]]:
     number, known = 0, KnownIdentities()
     try:
         for number, text in enumerate(iter(partial(stream.readline, MOST_CHARACTERS + 1), ""), 1):
