@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import weakref
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeVar
 
 _Value = TypeVar("_Value")
+
+_PACKAGES = ("registry", "tuning_db")
+"""What the names of this project's packages begin with."""
 
 _renewed: weakref.WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = weakref.WeakKeyDictionary()
 
@@ -33,4 +39,17 @@ def _renew_all() -> None:
             setattr(owner, name, make())
 
 
+def _renew_cached_properties() -> None:
+    """Makes a new lock for each cached property of this project: Python 3.11 has one for all objects of a class."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_PACKAGES):
+            named = list(vars(module).values())
+            kinds = [kind for kind in named if isinstance(kind, type) and kind.__module__ == name]
+            for each in (each for kind in kinds for each in list(vars(kind).values())):
+                if isinstance(each, cached_property):
+                    vars(each)["lock"] = threading.RLock()
+
+
 call_in_child(_renew_all)
+if sys.version_info < (3, 12):
+    call_in_child(_renew_cached_properties)

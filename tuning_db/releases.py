@@ -8,6 +8,7 @@ of the same winners and runs make the same text.
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 import zlib
 from collections.abc import Iterable
@@ -80,7 +81,7 @@ def winners_in(content: bytes) -> int:
         text = content.decode()
     except UnicodeDecodeError:
         raise ExchangeError("not UTF-8 text", hint="expected a file of `registry release export`") from None
-    found = sum(isinstance(line, WinnerLine) for _, line in lines(text.splitlines(keepends=True)))
+    found = sum(isinstance(line, WinnerLine) for _, line in lines(io.StringIO(text)))
     if not found:
         raise ExchangeError("no winner is in it", hint="expected a file of `registry release export`")
     return found

@@ -119,3 +119,30 @@ def test_a_bad_line_is_named_and_nothing_is_imported(command: Command, database:
     assert f"winners.jsonl, line {len(lines)}: " in told.err
     assert "nothing was imported" in told.err
     assert not other.exists()
+
+
+def test_what_never_ends_is_refused(command: Command, tmp_path: Path) -> None:
+    told = command("registry", "import", "/dev/zero", "--db", tmp_path / "x.db")
+    assert (told.code, told.out) == (2, "")
+    assert "/dev/zero, line 1: longer than 16777216 characters" in told.err
+    assert "expected a file of `registry export`" in told.err
+    assert not (tmp_path / "x.db").exists()
+    told = command("registry", "release", "import", "--unsigned", "/dev/zero", "--db", tmp_path / "x.db")
+    assert told.code == 2
+    assert "/dev/zero: a device" in told.err
+
+
+def test_a_long_line_is_named_and_not_quoted_whole(
+    command: Command, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "all.jsonl"
+    command("registry", "export", file, "--db", database)
+    with file.open("a") as stream:
+        stream.write(json.dumps({"kind": "x" * 100_000}) + "\n")
+    told = command("registry", "import", file, "--db", tmp_path / "x.db")
+    assert told.code == 2
+    assert f"line {len(kinds(file))}: Input tag 'xxx" in told.err
+    assert len(told.err) < 1000
+    monkeypatch.setattr("tuning_db.exchange.format.MOST_CHARACTERS", 99_999)
+    told = command("registry", "import", file, "--db", tmp_path / "x.db")
+    assert f"line {len(kinds(file))}: longer than 99999 characters" in told.err

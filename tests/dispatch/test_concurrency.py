@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from registry import artifact
 from registry.dispatch.dispatcher import Dispatcher
 from registry.dispatch.hit.table import Table
 from registry.dispatch.torch_side import operators as torch_ops
@@ -165,6 +166,36 @@ def test_a_forked_child_calls_even_where_a_lock_was_held(dispatcher: Dispatcher,
         torch_ops.define(dispatcher.catalog.op("softmax"))
 
     process = multiprocessing.get_context("fork").Process(target=child)
+    try:
+        process.start()
+        process.join(30)
+    finally:
+        release.set()
+        thread.join()
+        if process.is_alive():
+            process.kill()
+            process.join()
+    assert process.exitcode == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_computes_a_property_that_a_thread_was_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    computing, release = threading.Event(), threading.Event()
+    plain = artifact.canonical_json
+
+    def slow(value: object) -> str:
+        if threading.current_thread() is thread:
+            computing.set()
+            release.wait()
+        return plain(value)
+
+    monkeypatch.setattr(artifact, "canonical_json", slow)
+    one, other = (artifact.Variant("triton", name, {}, "source") for name in ("one", "other"))
+    thread = threading.Thread(target=lambda: one.key)
+    thread.start()
+    computing.wait()
+    process = multiprocessing.get_context("fork").Process(target=lambda: other.key)
     try:
         process.start()
         process.join(30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sqlite3
 import subprocess
 import sys
@@ -240,10 +241,18 @@ def test_a_user_who_lacks_a_right_is_told_which_grants_help(postgresql_url: str,
         for grant in ("USAGE ON SCHEMA public", "SELECT ON ALL TABLES IN SCHEMA public", ""):
             with pytest.raises(TuningDBError, match="does not let this user do that") as told:
                 started(theirs, make.environment)
-            assert "GRANT SELECT, INSERT, UPDATE ON ALL TABLES" in told.value.hint
+            assert "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES" in told.value.hint
             if grant:
                 with owner.connect() as connection:
                     connection.execute(text(f"GRANT {grant} TO {name}"))
+        with owner.connect() as connection:
+            connection.execute(text(f"GRANT INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO {name}"))
+            connection.execute(text(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {name}"))
+        started(theirs, make.environment)
+        with Store.open(theirs) as store:  # nothing is deleted by it
+            stream = io.StringIO()
+            store.export(stream)
+            assert store.load(io.StringIO(stream.getvalue())) == 0
     finally:
         with owner.connect() as connection:
             connection.execute(text(f"DROP OWNED BY {name}"))

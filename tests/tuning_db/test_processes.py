@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from tuning_db import Store
+from tuning_db.snapshot import read_winners
+
+from .conftest import Script
 
 WRITER = Path(__file__).with_name("writer.py")
 
@@ -75,6 +78,29 @@ def test_a_forked_child_and_its_parent_both_go_on(url: str, environment_variable
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() == "['child', 'parent', 'parent again']"
+
+
+OPENED_AND_CLOSED = """
+import sys
+from tuning_db import Environment, Store
+with Store.open(sys.argv[1]) as store:
+    store.start_run(Environment({}, {}))
+"""
+
+
+def test_another_look_at_an_open_file_leaves_its_locks(file: Path, make: Any, script: Script) -> None:
+    with Store.open(file) as store:
+        store.start_run(make.environment)
+        read_winners(file, "softmax", make.environment.hardware, "cold", 10.0)
+        Store.open(file).close()
+        # whoever closes a file that nobody else has locked removes its log, to which this process still writes
+        script(OPENED_AND_CLOSED, [str(file)])
+        store.start_run(make.environment)
+        with Store.open(file) as another:
+            assert len(another.runs(10)) == len(store.runs(10)) == 4
+        script(OPENED_AND_CLOSED, [str(file)])
+    with Store.open(file) as store:
+        assert len(store.runs(10)) == 5
 
 
 def test_a_reader_is_not_kept_waiting_by_a_writer(file: Path, make: Any) -> None:

@@ -40,7 +40,7 @@ def test_a_release_has_the_winners_with_all_their_evidence(store: Store, make: A
     content = find_content(store._opened.location.shown, made.id, SECONDS)
     assert content is not None
     assert id_of(content) == made.id
-    found = [line for _, line in lines(content.decode().splitlines())]
+    found = [line for _, line in lines(io.StringIO(content.decode()))]
     decisions = [line for line in found if isinstance(line, DecisionLine)]
     assert [(line.decision.problem.dims["rows"], len(line.finals)) for line in decisions] == [(1, 0), (4096, 3)]
     assert {line.decision for line in found if isinstance(line, WinnerLine)} == {

@@ -18,7 +18,8 @@ from ..errors import (
 _MOVE = "set KERNEL_REGISTRY_DB (or --db) to another place"
 
 _GRANT = (
-    "its owner may: GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO the user, and USAGE ON ALL SEQUENCES"
+    "its owner may: GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO the user, and USAGE ON ALL"
+    " SEQUENCES"
     f" (SELECT alone for reading; CREATE ON SCHEMA public to make or upgrade the tables); or {_MOVE}"
 )
 

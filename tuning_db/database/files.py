@@ -6,8 +6,12 @@ import os
 import re
 import sqlite3
 import stat
+import threading
+from collections import Counter, defaultdict
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from ..errors import CorruptedDatabaseError, MissingDatabaseError, UnreachableDatabaseError
@@ -28,6 +32,13 @@ NETWORK = frozenset({
 """Types whose files other hosts can open at the same time."""
 
 MOUNTS = Path("/proc/self/mountinfo")
+
+_Inode = tuple[int, int]
+
+_connections: Counter[_Inode] = Counter()
+"""The number of this process's connections to each file."""
+_held: defaultdict[_Inode, AbstractContextManager[Any]] = defaultdict(threading.RLock)
+"""Locks, held while a file is read without SQLite: to close it drops all that this process has locked of it (POSIX)."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +93,30 @@ def _check_header(path: Path, shown: str) -> None:
     """
     if not os.access(path, os.R_OK):
         raise UnreachableDatabaseError(f"{shown} cannot be opened: you may not read it", hint="check its permissions")
-    with path.open("rb") as file:
-        start = file.read(len(_MAGIC))
+    start = _start_of(path)
     if start != _MAGIC and any(start):
         raise CorruptedDatabaseError(
             f"{shown} is not a SQLite database (it begins with {start!r})",
             hint="it was left as it is; set KERNEL_REGISTRY_DB (or --db) to another place",
         )
+
+
+def _start_of(path: Path) -> bytes:
+    """The first bytes of a file; none of a file to which there is a connection, whose locks must stay.
+
+    Without its lock another process takes a database for closed, and removes the log to which this one still writes.
+    """
+    inode = _inode(path)
+    with _held[inode]:
+        if _connections[inode] > 0:
+            return b""
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC))
+
+
+def _inode(path: Path) -> _Inode:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def _kind(path: Path) -> str:
@@ -119,10 +147,34 @@ def writable(path: Path) -> bool:
     return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
 
 
+class _Connection(sqlite3.Connection):
+    """A connection that is counted until it is closed."""
+
+    _inode: _Inode | None = None
+
+    def count(self, path: Path) -> None:
+        """Count it among those to the file at ``path``, before its first statement locks the file."""
+        with suppress(OSError):  # the file is gone: another one at the path is not locked
+            inode = _inode(path)
+            with _held[inode]:
+                self._inode = inode
+                _connections[inode] += 1
+
+    def close(self) -> None:
+        super().close()
+        inode, self._inode = self._inode, None
+        if inode is not None:
+            with _held[inode]:
+                _connections[inode] -= 1
+
+
 def connect(access: Access, *, foreign_keys: bool = True, seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
     """A connection in driver autocommit, whose statements wait ``seconds`` for another process's lock."""
-    connection = sqlite3.connect(access.uri, uri=True, timeout=seconds, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(
+        access.uri, uri=True, timeout=seconds, isolation_level=None, check_same_thread=False, factory=_Connection
+    )
     try:
+        connection.count(access.path)
         # what a file's own views and triggers may call: nothing that reaches beyond the file
         connection.execute("PRAGMA trusted_schema=OFF")
         # 64 MiB: with SQLite's 2 MiB, pages of ten thousand winners or of a large import are read several times over
@@ -173,3 +225,13 @@ def file_system(path: Path, table: str) -> str | None:
 def _unescaped(field: str) -> str:
     """``field`` of a mountinfo table with its octal escapes (``\\040`` is a blank) replaced."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+
+
+def _after_fork() -> None:
+    """Forgets what a forked child does not inherit: its parent's locks, of this process and of files."""
+    _held.clear()
+    _connections.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import IO, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -21,6 +22,11 @@ from .quick_lines import KnownIdentities
 
 FORMAT = "kernel-registry tuning results"
 VERSION = 1
+
+MOST_CHARACTERS = 2**24
+"""The most characters of a line: a device such as /dev/zero never ends one."""
+_MOST_TOLD = 200
+"""The most characters of a message that may quote a line."""
 
 
 class _Line(BaseModel):
@@ -78,7 +84,7 @@ def line(content: Written) -> str:
     return canonical_json(dict(content), _plain) + "\n"
 
 
-def lines(stream: Iterable[str]) -> Iterator[tuple[int, ExchangeLine]]:
+def lines(stream: IO[str]) -> Iterator[tuple[int, ExchangeLine]]:
     """(number, content) of each line behind the header, as it is read.
 
     Raises ExchangeError with the number and the fault of the first bad line.
@@ -96,10 +102,13 @@ def lines(stream: Iterable[str]) -> Iterator[tuple[int, ExchangeLine]]:
         yield number, content
 
 
-def _numbered(stream: Iterable[str]) -> Iterator[tuple[int, ExchangeLine]]:
+def _numbered(stream: IO[str]) -> Iterator[tuple[int, ExchangeLine]]:
     number, known = 0, KnownIdentities()
     try:
-        for number, text in enumerate(stream, 1):
+        for number, text in enumerate(iter(partial(stream.readline, MOST_CHARACTERS + 1), ""), 1):
+            if len(text) > MOST_CHARACTERS:
+                hint = "expected a file of `registry export`; nothing was imported"
+                raise ExchangeError(f"line {number}: longer than {MOST_CHARACTERS} characters", hint=hint)
             if not text.isspace():
                 yield number, known.trial(text) or _thoroughly(number, text, known)
     except ValidationError as invalid:
@@ -199,8 +208,8 @@ def _time_faults(times: Mapping[str, datetime | None]) -> Iterator[str]:
 def _fault(fault: ValidationError) -> str:
     """The place and the message of the first fault: ``trial.candidate.config: Field required``."""
     first = fault.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"][1:])
-    what = first["msg"].removeprefix("Value error, ").splitlines()[0]
+    where = ".".join(str(part) for part in first["loc"][1:])[:_MOST_TOLD]
+    what = first["msg"].removeprefix("Value error, ").splitlines()[0][:_MOST_TOLD]
     return f"{where}: {what}" if where else what
 
 

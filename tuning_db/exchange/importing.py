@@ -76,7 +76,8 @@ class _Adding:
         )
         writing.add_runs(self._session, identities, runs)
         self._count += writing.add_trials(self._session, identities, part.trials) + len(runs) + len(taken)
-        self._session.execute(delete(FinalRow).where(FinalRow.decision_id.in_(bare.values())))
+        if bare:  # a server asks for the right to delete even where no row is meant
+            self._session.execute(delete(FinalRow).where(FinalRow.decision_id.in_(bare.values())))
         new = [(content.run, content.decision) for uid, content in taken.items() if uid not in bare]
         rows = bare | writing.add_decisions(self._session, identities, new)
         finals = ((rows[uid], content.decision, content.finals) for uid, content in taken.items())

@@ -193,8 +193,10 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def _read(file: Path) -> bytes:
+    hint = "expected a release and its signature; --unsigned needs none"
     try:
+        if file.is_char_device():  # /dev/zero never ends
+            raise ReleaseError(f"{file}: a device", hint=hint)
         return file.read_bytes()
     except OSError as fault:
-        hint = "expected a release and its signature; --unsigned needs none"
         raise ReleaseError(f"{file}: {fault.strerror}", hint=hint) from None
