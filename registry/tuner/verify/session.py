@@ -108,9 +108,9 @@ class Session:
             self._values.pop(kind, None)
         return case
 
-    def case_of(self, values: tuple[Any, ...]) -> InputCase:
-        """The case of inputs that are used once. Nothing of it is kept."""
-        return self._make("", values)
+    def case_of(self, values: tuple[Any, ...], reference: Tensors | None = None) -> InputCase:
+        """The case of inputs that are used once, and of their float64 reference. Nothing of it is kept."""
+        return self._make("", values, reference)
 
     def judge(self, case: InputCase, results: Tensors) -> str:
         """The fault of a case's results (``Op.results``), found element by element; "" when they are right."""
@@ -139,7 +139,7 @@ class Session:
         Drawing the inputs again takes a hundredth of the time of computing the bounds.
         """
         held = sum(each.nbytes for kept in (*self._bounds.values(), bounds) for each in kept)
-        if not self.is_roomy and held <= _BOUNDS_SHARE * self.device.memory_bytes:
+        if kind and not self.is_roomy and held <= _BOUNDS_SHARE * self.device.memory_bytes:
             self._bounds[kind] = bounds
 
     def _drawn(self, kind: str, again: int = 0) -> tuple[Any, ...]:

@@ -96,3 +96,13 @@ def test_the_rotating_copies_count_as_held() -> None:
     assert session.nbytes - before == 0
     assert session.rotation.nbytes > 0
     assert session.nbytes >= before + session.rotation.nbytes
+
+
+def test_bounds_of_inputs_that_are_used_once_are_not_kept_for_others() -> None:
+    problem, device = SQUARE.problem_of({"n": 1000, "dtype": "float32"}), replace(CPU, memory_bytes=40_000)
+    session = Session(SQUARE, problem, device, TimingProtocol.of(CPU), 7)
+    assert not session.is_roomy
+    for factor in (1.0, 2.0):
+        x = torch.full((1000,), factor)
+        (bounds,) = session.case_of((x,)).bounds
+        assert bool(bounds.holding(x * x))
