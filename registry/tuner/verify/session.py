@@ -108,9 +108,9 @@ class Session:
             self._values.pop(kind, None)
         return case
 
-    def case_of(self, values: tuple[Any, ...], reference: Tensors | None = None) -> InputCase:
-        """The case of inputs that are used once, and of their float64 reference. Nothing of it is kept."""
-        return self._make("", values, reference)
+    def case_of(self, values: tuple[Any, ...]) -> InputCase:
+        """The case of inputs that are used once. Nothing of it is kept."""
+        return self._make("", values)
 
     def judge(self, case: InputCase, results: Tensors) -> str:
         """The fault of a case's results (``Op.results``), found element by element; "" when they are right."""
