@@ -114,6 +114,11 @@ class TensorSpec:
         return True
 
     @property
+    def is_expanded(self) -> bool:
+        """Whether several elements share their memory, as in what ``torch.Tensor.expand`` returns."""
+        return any(stride == 0 and size > 1 for size, stride in zip(self.shape, self.strides, strict=True))
+
+    @property
     def layout(self) -> MatrixLayout:
         """The class of the tensor's strides; if both row-major and transposed, row-major."""
         if self.is_contiguous:

@@ -108,7 +108,7 @@ def check_eps(op: str, eps: float) -> None:
 
 def check_writable(op: str, name: str, spec: TensorSpec) -> None:
     """Raise InvalidArgumentError if several elements of a tensor that is written to share their memory."""
-    if any(stride == 0 and size > 1 for size, stride in zip(spec.shape, spec.strides, strict=True)):
+    if spec.is_expanded:
         raise InvalidArgumentError(
             f"{op}: {name} is expanded (shape {shape_text(spec.shape)}, strides {spec.strides}), and is written to",
             hint=f"give each element memory of its own: {name}.contiguous()",

@@ -11,13 +11,23 @@ from typing import Any, Literal, get_args
 import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from ..arguments.expansion import strides_with_repeats, without_repeats
 from ..arguments.schema import with_tensors
 from ..problem import TensorSpec
 from .batched import copy_each
 from .bits import WORD, as_bits
+from .expanded import EXPANDED, ExpandedLayout
 
 PoisonedLayout = Literal[
-    "contiguous", "unaligned", "sliced", "transposed", "strided", "strided-dense", "dense-strided", "unlike"
+    "contiguous",
+    "unaligned",
+    "sliced",
+    "transposed",
+    "strided",
+    "strided-dense",
+    "dense-strided",
+    "unlike",
+    ExpandedLayout,
 ]
 LAYOUTS: tuple[PoisonedLayout, ...] = get_args(PoisonedLayout)
 """contiguous: row-major, at a multiple of 16 bytes. unaligned: row-major, one element further. sliced: the first
@@ -26,7 +36,9 @@ strided: one unused element after each, rows still further apart.
 strided-dense and dense-strided, for several tensors: every other one is strided, from the first or from the
 second on; the rest are row-major.
 unlike, for several tensors: rows are dense and aligned, but they lie in another order and further apart in each tensor,
-so that the strides of one are wrong for every other."""
+so that the strides of one are wrong for every other.
+Layouts of ``ExpandedLayout``: row-major, but elements that the given tensors repeat lie at one address; see
+``expanded_inputs``."""
 
 MARGIN = 64
 """Elements before and after: a multiple of 16 bytes for every dtype, and more than a vector load."""
@@ -138,20 +150,22 @@ class Surrounded:
         return (bits[:before], self.pristine[:before]), (bits[after:], self.pristine[before:])
 
 
-def surrounded(spec: TensorSpec, offset: int = MARGIN, *, nan_beside: bool = False) -> Surrounded:
+def surrounded(spec: TensorSpec, offset: int = MARGIN, *, nan_beside: bool = False, room: int = 0) -> Surrounded:
     """A poisoned tensor of that shape, dtype and strides, ``offset`` elements into a poisoned allocation.
 
     Outside of the tensor NaN and a number alternate. The elements directly before and after it are the number, which
-    reveals reads, changes and writes; with ``nan_beside`` they are NaN, which reveals reads.
+    reveals reads, changes and writes; with ``nan_beside`` they are NaN, which reveals reads. ``room``:
+    the elements from the tensor's first to the margin after it, if the tensor takes less.
     """
     span = max(sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True)) + 1, 0)
+    room = max(span, room)
     inside: torch.Tensor | None = None
     if span > _SMALL and _has_no_gaps(spec):
         pristine = _poisoned_margins(spec, offset, nan_beside)
     else:
-        remembered = spec.device.type == "cpu" and span <= _SMALL and not is_in_torch_dispatch_mode()
-        inside, pristine = (_remembered_poison if remembered else _poison)(spec, span, offset, nan_beside)
-    base = torch.empty(span + 2 * MARGIN, dtype=spec.dtype, device=spec.device)
+        remembered = spec.device.type == "cpu" and room <= _SMALL and not is_in_torch_dispatch_mode()
+        inside, pristine = (_remembered_poison if remembered else _poison)(spec, span, room, offset, nan_beside)
+    base = torch.empty(room + 2 * MARGIN, dtype=spec.dtype, device=spec.device)
     found = Surrounded(base.as_strided(spec.shape, spec.strides, offset), base, inside, pristine)
     found.poison()
     return found
@@ -175,9 +189,9 @@ def _poisoned_margins(spec: TensorSpec, offset: int, nan_beside: bool) -> torch.
     return Poison.of(spec.dtype).filled(as_bits(margins), is_number)
 
 
-def _poison(spec: TensorSpec, span: int, offset: int, nan_beside: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """``inside`` and ``pristine`` of a surrounded tensor."""
-    base = torch.empty(span + 2 * MARGIN, dtype=spec.dtype, device=spec.device)
+def _poison(spec: TensorSpec, span: int, room: int, offset: int, nan_beside: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """``inside`` and ``pristine`` of a surrounded tensor, ``span`` elements of the ``room`` between two margins."""
+    base = torch.empty(room + 2 * MARGIN, dtype=spec.dtype, device=spec.device)
     inside = torch.zeros(base.shape, dtype=torch.bool, device=spec.device)
     inside.as_strided(spec.shape, spec.strides, offset).fill_(True)
     is_number = (~inside).cumsum(0, dtype=torch.int32) % 2 == 0
@@ -202,10 +216,20 @@ def laid_out_within(
     tensor: torch.Tensor, layout: PoisonedLayout, place: int = 0, *, nan_beside: bool = False
 ) -> Surrounded:
     """A copy of a tensor in that layout, with its poisoned allocation, which reveals reads, changes and writes."""
+    if layout in EXPANDED:
+        return _laid_out_expanded(tensor, nan_beside)
     strides = _strides(tuple(tensor.shape), layout, place)
     spec = TensorSpec(tuple(tensor.shape), tensor.dtype, strides, tensor.device)
     copy = surrounded(spec, MARGIN + 1 if layout == "unaligned" else MARGIN, nan_beside=nan_beside)
     copy.tensor.copy_(tensor)
+    return copy
+
+
+def _laid_out_expanded(tensor: torch.Tensor, nan_beside: bool) -> Surrounded:
+    spec = TensorSpec(tuple(tensor.shape), tensor.dtype, strides_with_repeats(tensor), tensor.device)
+    # who reads elements as if none were repeated reads poison, and no memory of others
+    copy = surrounded(spec, nan_beside=nan_beside, room=spec.numel)
+    without_repeats(copy.tensor).copy_(without_repeats(tensor))
     return copy
 
 
@@ -220,6 +244,8 @@ def adds_nothing(layout: PoisonedLayout, tensors: Collection[TensorSpec]) -> boo
 
     Tensors without rows have no distance between rows, and a single tensor has no others to differ from.
     """
+    if layout in EXPANDED:
+        return not any(spec.is_expanded for spec in tensors)
     if layout in _STRIDED_FROM:
         return len(tensors) < 2
     if layout == "unlike":

@@ -11,6 +11,7 @@ import torch
 from ..arguments.schema import Parameter, tensors_in, with_tensors
 from ..contract import Op
 from ..correctness.bits import as_bits
+from ..correctness.expanded import EXPANDED, expanded_inputs
 from ..correctness.poisoned_layouts import PoisonedLayout, Surrounded, laid_out_within
 from ..device import Device
 from ..problem import Problem
@@ -24,7 +25,9 @@ class GivenInputs:
     def __init__(
         self, op: Op, problem: Problem, kind: str, device: Device, layout: PoisonedLayout, *, nan_beside: bool = False
     ) -> None:
-        self._draw = partial(_drawn, op, problem, kind, device)
+        self._draw = partial(_drawn, op, problem, kind, device, layout)
+        self._is_expanded = layout in EXPANDED
+        self._draw_dense = partial(_drawn, op, problem, kind, device, "contiguous", SEED)
         self._tensors: list[tuple[Parameter, Surrounded, torch.Tensor]] = []
         self.values = tuple(
             with_tensors((value,), partial(self._lay_out, parameter, layout, nan_beside))[0]
@@ -39,6 +42,11 @@ class GivenInputs:
         found = laid_out_within(tensor, layout, len(self._tensors), nan_beside=beside)
         self._tensors.append((parameter, found, tensor))
         return found.tensor
+
+    @property
+    def dense(self) -> tuple[Any, ...] | None:
+        """The values before the layout expanded some of them; None for a layout that expands nothing."""
+        return self._draw_dense() if self._is_expanded else None
 
     def restore(self) -> None:
         """Write the first contents into each mutated tensor again, in its memory."""
@@ -73,8 +81,8 @@ class GivenInputs:
                 yield f"it writes outside its argument {parameter.name}"
 
 
-def _drawn(op: Op, problem: Problem, kind: str, device: Device, seed: int) -> tuple[Any, ...]:
-    return op.draw(problem, kind, torch.Generator(device.torch).manual_seed(seed))
+def _drawn(op: Op, problem: Problem, kind: str, device: Device, layout: PoisonedLayout, seed: int) -> tuple[Any, ...]:
+    return expanded_inputs(op, op.draw(problem, kind, torch.Generator(device.torch).manual_seed(seed)), layout)
 
 
 def _unchanged(tensor: torch.Tensor, drawn: torch.Tensor) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from ..contract import Op
+from ..correctness.expanded import EXPANDED, reference_of_expanded
 from ..correctness.other_sizes import OtherSize, false_claim, other_sizes, sizes_apart
 from ..correctness.poisoned_layouts import LAYOUTS, PoisonedLayout, adds_nothing
 from ..device import Device
@@ -23,7 +24,7 @@ from .given_inputs import GivenInputs
 from .reports import Notes, Report, guarded
 from .run_faults import call_faults, changed_faults, concurrent_faults, is_misshapen, repeating_faults, run_faults
 
-_AT_OTHER_SIZES: tuple[PoisonedLayout, ...] = ("contiguous", "sliced", "transposed")
+_AT_OTHER_SIZES: tuple[PoisonedLayout, ...] = ("contiguous", "sliced", "transposed", "expanded-dense")
 """Layouts in which another size may get what was bound for the first: with other layouts it is bound anew."""
 
 
@@ -42,15 +43,15 @@ def check_implementation(
     configs   its default configuration only, or every one of its space
 
     Each candidate runs on every kind of inputs into poisoned outputs with poisoned surroundings, and again on inputs
-    that are not aligned, columns of a wider tensor, not contiguous at all, or only every other tensor: numbers against
-    the float64 reference, dtype, strides, aliasing, writes beside the outputs, arguments and scratch, changed inputs, a
-    second and a third run over outputs in which some and all numbers were changed, inputs that change in place, memory
-    that two calls return, several runs bit by bit unless ``deterministic`` is False, and two threads at once. What was
-    bound for the problem is then run, as a call of another size would, at a smaller, a larger and a size that is a
-    multiple of 16 where the problem's is none, or none where it is one, along each dynamic dimension; where it is twice
-    as large, also columns of a wider tensor, and transposed tensors. An implementation with code of its own for untuned
-    sizes, ``bind_untuned``, runs that there. What the implementation says it does not support is skipped, with its
-    reasons.
+    that are not aligned, columns of a wider tensor, not contiguous at all, or only every other tensor, or expanded:
+    numbers against the float64 reference, dtype, strides, aliasing, writes beside the outputs, arguments and scratch,
+    changed inputs, a second and a third run over outputs in which some and all numbers were changed, inputs that change
+    in place, memory that two calls return, several runs bit by bit unless ``deterministic`` is False, and two threads
+    at once. What was bound for the problem is then run, as a call of another size would, at a smaller, a larger and a
+    size that is a multiple of 16 where the problem's is none, or none where it is one, along each dynamic dimension;
+    where it is twice as large, also columns of a wider tensor, transposed and expanded tensors. An implementation with
+    code of its own for untuned sizes, ``bind_untuned``, runs that there. What the implementation says it does not
+    support is skipped, with its reasons.
     """
     there = _device(implementation, device)
     notes = Notes(f"{implementation.name} of {op.name} on {there}")
@@ -110,13 +111,19 @@ def _check_layout(
     notes: Notes, op: Op, candidate: Candidate, problem: Problem, device: Device, layout: PoisonedLayout
 ) -> None:
     kinds = op.kinds if layout == "contiguous" else op.kinds[:1]
-    arguments = op.arguments(GivenInputs(op, problem, kinds[0], device, layout).values)
-    if adds_nothing(layout, arguments.tensors.values()):
+    values = GivenInputs(op, problem, kinds[0], device, layout).values
+    arguments = op.arguments(values)
+    if adds_nothing(layout, arguments.tensors.values()) or not _makes_sense(op, values, layout):
         return
     posed = op.pose(arguments, problem)
     place = Place(f"{problem} {layout} {candidate}", str(problem), str(candidate), layout)
     if _is_supported(notes, place, candidate, posed, device):
         notes.add(place, guarded(_layout_faults(op, candidate, posed, device, layout, kinds), candidate.implementation))
+
+
+def _makes_sense(op: Op, values: tuple[Any, ...], layout: PoisonedLayout) -> bool:
+    """False if the op makes no sense of inputs that the layout expands."""
+    return layout not in EXPANDED or reference_of_expanded(op, values) is not None
 
 
 def _is_supported(notes: Notes, place: Place, candidate: Candidate, problem: Problem, device: Device) -> bool:
@@ -157,6 +164,8 @@ def _check_other_size(
     pair = [GivenInputs(op, each, op.kinds[0], device, layout) for each in (other.home, other.problem)]
     arguments = [op.arguments(each.values) for each in pair]
     if adds_nothing(layout, arguments[1].tensors.values()):
+        return
+    if not all(_makes_sense(op, each.values, layout) for each in pair):
         return
     home, problem = (op.pose(each, like) for each, like in zip(arguments, (other.home, other.problem), strict=True))
     which = "" if layout == "contiguous" else f" {layout}"

@@ -26,7 +26,7 @@ from .given_inputs import SEED, GivenInputs
 from .reports import Notes, Report, guarded
 
 _CPU = Device.of("cpu")
-_LAYOUTS: tuple[PoisonedLayout, ...] = ("sliced", "transposed", "strided")
+_LAYOUTS: tuple[PoisonedLayout, ...] = ("sliced", "transposed", "strided", "expanded-dense", "scalar-dense")
 """Layouts of inputs in which the outputs' strides may follow theirs."""
 
 
@@ -112,11 +112,11 @@ def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
             continue
         if op.view is not None:
             posed.traits.contiguous(op.parsed.names[0])  # raises where view() fails
+        yield from (f"{kind} inputs: {fault}" for fault in _reference_faults(op, problem, values))
         if kind == op.kinds[0]:
             yield from narrow_faults(op, values)
             for layout in _LAYOUTS:
                 yield from (f"{layout} inputs: {fault}" for fault in _strided_faults(op, problem, layout))
-        yield from (f"{kind} inputs: {fault}" for fault in _reference_faults(op, problem, values))
         yield from (f"{kind} inputs: {fault}" for fault in _inline_faults(op, values))
 
 

@@ -1,4 +1,4 @@
-"""A plugin file with gradients of attention that take strides of one tensor for those of another, and an honest one.
+"""A plugin file with gradients of attention that misread strides, and an honest one.
 
 Heads must lie as rows of dense elements, as every fast kernel demands: so no layout of strided elements shows it.
 """
@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).parent))
 from kinds import implementations_in
 
 KERNEL_REGISTRY_API = 1
-GRAD_OUT, OUT = 0, 5
+GRAD_OUT, Q, OUT = 0, 1, 5
 """Places of arguments in the schema."""
 
 
@@ -64,6 +64,19 @@ class OutByGradient(DenseHeads):
         out: torch.Tensor = values[OUT]
         if out.numel():
             values[OUT] = out.as_strided(out.shape, values[GRAD_OUT].stride(), out.storage_offset())
+        return values
+
+
+class ZeroForNone(DenseHeads):
+    """Takes a stride of 0 of the queries, which are expanded then, for one that was not given."""
+
+    name = "strides.zero_for_none"
+
+    def read(self, values: list[Any]) -> list[Any]:
+        q: torch.Tensor = values[Q]
+        dense = torch.empty(q.shape, device="meta").stride()
+        steps = [stride or usual for stride, usual in zip(q.stride(), dense, strict=True)]
+        values[Q] = q.as_strided(q.shape, steps, q.storage_offset())
         return values
 
 

@@ -1,4 +1,4 @@
-"""Whoever takes the strides of one tensor for those of another is refused, also where rows must be dense."""
+"""Whoever takes the strides of one tensor for those of another, or 0 for none, is refused, also on dense rows."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from .cheating_run import CheatingRun
 
 SIZES = {"batch": 2, "heads": 4, "kv_heads": 4, "q_len": 24, "kv_len": 24, "head_dim": 32}
 FORM = {"causal": True, "mask": "none", "softcap": False, "span": False, "dtype": "float32"}
+REFUSED = {"out_by_gradient": "unlike", "zero_for_none": "dense-expanded"}
+"""The layout in which each is wrong."""
 PROBLEM = ATTENTION_BACKWARD.problem_of({**SIZES, **FORM})
 
 
@@ -25,19 +27,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> CheatingRun:
 
 
 @THOROUGH
-def test_the_tuner_refuses_whoever_takes_one_tensors_strides_for_anothers(run: CheatingRun) -> None:
-    trial = run.trials["out_by_gradient"]
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_tuner_refuses_whoever_misreads_strides(run: CheatingRun, name: str) -> None:
+    trial = run.trials[name]
     assert trial.status == "wrong_result"
-    assert "with unlike inputs" in trial.message
+    assert f"with {REFUSED[name]} inputs" in trial.message
 
 
 @THOROUGH
 def test_their_honest_peer_is_accepted(run: CheatingRun) -> None:
     assert run.trials["honest"].status == "ok", run.trials["honest"].message
-    assert run.offered == run.trials.keys() == {"out_by_gradient", "honest"}
+    assert run.offered == run.trials.keys() == {*REFUSED, "honest"}
 
 
-@pytest.mark.parametrize("name", ["out_by_gradient", pytest.param("honest", marks=THOROUGH)])
+@pytest.mark.parametrize("name", [*REFUSED, pytest.param("honest", marks=THOROUGH)])
 def test_the_public_check_tells_them_apart(name: str) -> None:
     catalog = Catalog()
     catalog.load_file(Path(__file__).with_name("cheats_by_strides.py"))
@@ -45,5 +48,5 @@ def test_the_public_check_tells_them_apart(name: str) -> None:
     if name == "honest":
         assert check_implementation(implementation, ATTENTION_BACKWARD, problems=[PROBLEM.dims]).ok
         return
-    with pytest.raises(CheckError, match="unlike"):
+    with pytest.raises(CheckError, match=f" {REFUSED[name]} "):
         check_implementation(implementation, ATTENTION_BACKWARD, problems=[PROBLEM.dims])

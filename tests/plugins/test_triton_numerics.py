@@ -11,7 +11,7 @@ import os
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from triton.runtime.errors import InterpreterError
 from registry.arguments.schema import with_tensors
 from registry.backends.triton import INTERPRETED, TritonImplementation
 from registry.contract import Op, as_tuple
+from registry.correctness.expanded import ExpandedLayout, is_any_expanded, reference_of_expanded
 from registry.correctness.numerics import compare, judged, own_error, reference64, results_of
 from registry.correctness.output_faults import poison
 from registry.device import Device
@@ -30,6 +31,8 @@ from registry.dispatch.plans.plan import Candidate, build
 from registry.implementation import Implementation
 from registry.problem import Problem, Value
 from registry.space import Config
+from registry.testing.given_inputs import GivenInputs
+from registry.testing.run_faults import run_faults
 
 from .. import fresh
 from ..covering import covering
@@ -55,6 +58,7 @@ OF_ATTENTION = [
 _NO_LOOPS = "interpreter does not loop with this NumPy"
 MOST = 12_000
 """Elements of a problem here: the interpreter takes milliseconds a program."""
+EXPANDED_LAYOUTS: tuple[ExpandedLayout, ...] = get_args(ExpandedLayout)
 LONG_ROWS = {"triton.split": 9001, "triton.ragged": 2051}
 """Columns of what takes none of the op's short examples."""
 
@@ -68,8 +72,9 @@ def test_an_implementation_of_each_op_is_right_in_the_interpreter(tmp_path: Path
 @pytest.mark.parametrize("family", FAMILIES)
 def test_implementations_are_right_on_every_example_in_the_interpreter(tmp_path: Path, family: str) -> None:
     cases = [f"{name}-{place}" for name, place in CASES if family_of(name) == family]
-    tests = [f"{__file__}::test_numerics_of_every_example[{case}]" for case in cases]
-    passed_in_the_interpreter(tmp_path, len(cases), *tests)
+    names = ("test_numerics_of_every_example", "test_numerics_of_expanded_inputs")
+    tests = [f"{__file__}::{name}[{case}]" for name in names for case in cases]
+    passed_in_the_interpreter(tmp_path, len(tests), *tests)
 
 
 def passed_in_the_interpreter(tmp_path: Path, count: int, *tests: str) -> None:
@@ -147,6 +152,29 @@ def test_numerics(name: str, place: int) -> None:
 @pytest.mark.parametrize(("name", "place"), CASES)
 def test_numerics_of_every_example(name: str, place: int) -> None:
     check_rounds(name, place)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.usefixtures("_interpreter_that_loops")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+@pytest.mark.parametrize(("name", "place"), CASES)
+def test_numerics_of_expanded_inputs(name: str, place: int) -> None:
+    """What an implementation does not refuse, where elements that would be read otherwise are NaN."""
+    op, implementation, device = OPS[name], FORMS[name][place], Device.of("cpu")
+    for layout in EXPANDED_LAYOUTS:
+        for tried in problems(op, implementation, device):
+            given = GivenInputs(op, tried, op.kinds[0], device, layout)
+            reference = reference_of_expanded(op, given.values) if is_any_expanded(given.values) else None
+            problem = op.pose(op.arguments(given.values), tried)
+            if reference is None or refusals(implementation, problem, device):
+                continue
+            plan = build(
+                op, Candidate(implementation, implementation.default(problem, device)), problem,
+                op.arguments(given.values), device,
+            )  # fmt: skip
+            faults = list(run_faults(plan, given, 0))
+            assert not faults, (layout, problem, faults)
 
 
 def check_rounds(name: str, place: int, rounds: Iterable[int] | None = None) -> None:

@@ -105,7 +105,7 @@ def test_by_default_only_the_default_configuration_is_checked() -> None:
 def test_right_functional_code_passes_strided_too() -> None:
     report = check_implementation(FunctionalSquare(torch.square), SQUARE, problems=SMALL)
     assert Counter(map(told, report.checked)) == {
-        "contiguous": 2, "unaligned": 2, "strided": 2, "after": 6
+        "contiguous": 2, "unaligned": 2, "strided": 2, "scalar-dense": 2, "after": 6
     }  # fmt: skip
 
 
@@ -135,9 +135,9 @@ ROWS: list[dict[str, Value]] = [{"rows": 5, "cols": 33, "dtype": "float32"}]
 
 def test_what_has_rows_is_checked_as_columns_of_a_wider_tensor_too() -> None:
     report = check_implementation(Rows(lambda x, *_: torch.softmax(x, -1)), SOFTMAX, problems=ROWS)
-    larger = ["sliced after", "transposed after"]
+    larger = ["sliced after", "transposed after", "expanded-dense after"]
     at_other_sizes = ["after", "after", *larger, "after", *larger]
-    assert [*map(told, report.checked)] == [*LAYOUTS[:5], *at_other_sizes]
+    assert [*map(told, report.checked)] == [*LAYOUTS[:5], "expanded-dense", "scalar-dense", *at_other_sizes]
 
 
 def dense_rows(x: torch.Tensor) -> torch.Tensor:
@@ -151,8 +151,24 @@ def one_gap(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided(x.shape, (x.stride(0), 1))
 
 
+def leading_dimension(x: torch.Tensor) -> torch.Tensor:
+    """Takes dense rows to be as far apart as they are long at least, as libraries for matrices do."""
+    return x if x.stride(1) != 1 else x.as_strided(x.shape, (max(x.stride(0), x.shape[1]), 1))
+
+
+def dense_columns(x: torch.Tensor) -> torch.Tensor:
+    """Takes a stride of 0 between elements for none that was given."""
+    return x.as_strided(x.shape, (x.stride(0), x.stride(1) or 1))
+
+
 @pytest.mark.parametrize(
-    ("read", "layouts"), [(dense_rows, {"sliced", "transposed", "strided"}), (one_gap, {"transposed", "strided"})]
+    ("read", "layouts"),
+    [
+        (dense_rows, {"sliced", "transposed", "strided", "expanded-dense"}),
+        (one_gap, {"transposed", "strided", "scalar-dense"}),
+        (leading_dimension, {"expanded-dense"}),
+        (dense_columns, {"scalar-dense"}),
+    ],
 )
 def test_who_misreads_a_layout_is_refused(read: Callable[[torch.Tensor], torch.Tensor], layouts: set[str]) -> None:
     with pytest.raises(CheckError) as raised:

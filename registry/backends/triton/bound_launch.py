@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...arguments.expansion import without_repeats
 from ...errors import OutOfResourcesError
 from ...implementation import Launch, Run, Tensors
 from .variant import Operand
@@ -68,7 +69,7 @@ def interpreted_run(launches: Sequence[BoundLaunch]) -> Run:
         for name, values in groups.items():
             for value, copy in zip(values, wide[name], strict=True):
                 if copy is not value and not torch.equal(copy, value.float()):
-                    value.detach().copy_(copy)
+                    without_repeats(value.detach()).copy_(without_repeats(copy))
 
     return run
 
@@ -78,9 +79,11 @@ def _widened(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.dtype != torch.bfloat16:
         return value
     wide = value.detach().float()
-    if wide.stride() == value.stride() or 0 in value.stride():
+    if wide.stride() == value.stride():
         return wide
-    return torch.empty_strided(value.shape, value.stride(), dtype=torch.float32).copy_(wide)
+    copy = torch.empty_strided(value.shape, value.stride(), dtype=torch.float32)
+    without_repeats(copy).copy_(without_repeats(value.detach()))
+    return copy
 
 
 def launch_jit(launches: Sequence[BoundLaunch], groups: Mapping[str, tuple[Any, ...]]) -> None:

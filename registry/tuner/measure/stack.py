@@ -9,6 +9,7 @@ from functools import cached_property
 
 import torch
 
+from ...arguments.expansion import without_repeats
 from ...correctness.bits import WORD, as_bits, as_words
 from ...correctness.poisoned_layouts import Poison
 from ...problem import TensorSpec
@@ -110,28 +111,28 @@ class Stack:
         if self._rows is not None and words is not None:
             self._rows.copy_(words)
         else:
-            _without_repeats(self._all).copy_(_without_repeats(value))
+            without_repeats(self._all).copy_(without_repeats(value))
 
     def write_moved(self, value: torch.Tensor, steps: Mapping[int, int], mask: int = 0) -> None:
         """Copy ``value`` into some tensors: number -> places by which its elements are moved; the last come first.
 
         ``mask``: bits that are flipped in each number, see ``flip``.
         """
-        source, rows = as_bits(_without_repeats(value)), self._rows_of_bits
+        source, rows = as_bits(without_repeats(value)), self._rows_of_bits
         if mask:
             source = flipped(source, self.dtype, mask)
         if rows is not None and source.is_contiguous():
             write_rolled([rows[number] for number in steps], source.view(-1), list(steps.values()))
             return
         for number, count in steps.items():
-            as_bits(_without_repeats(self._all[number])).copy_(source.roll(count))
+            as_bits(without_repeats(self._all[number])).copy_(source.roll(count))
 
     def flip(self, masks: Mapping[int, int]) -> None:
         """Flip the bits of a mask in each number of some tensors: number -> mask; twice, and all is as it was.
 
         Zeros, the smallest numbers, infinities and NaN stay as they are.
         """
-        bits = as_bits(_without_repeats(self._all))
+        bits = as_bits(without_repeats(self._all))
         for mask in dict.fromkeys(masks.values()):
             for first, end in _stretches(number for number, wanted in masks.items() if wanted == mask):
                 _flip(bits[first:end], self.dtype, mask)
@@ -143,13 +144,13 @@ class Stack:
             roll([rows[number] for number in steps], list(steps.values()))
             return
         for number, count in steps.items():
-            bits = as_bits(_without_repeats(self._all[number]))
+            bits = as_bits(without_repeats(self._all[number]))
             bits.copy_(bits.roll(count))
 
     @cached_property
     def _rows_of_bits(self) -> list[torch.Tensor] | None:
         """Each tensor's elements as a row of integers; None where they have holes."""
-        bits = as_bits(_without_repeats(self._all))
+        bits = as_bits(without_repeats(self._all))
         return [row.view(-1) for row in bits] if bits[0].is_contiguous() else None
 
     def holds(self, value: torch.Tensor, count: int | None = None) -> torch.Tensor:
@@ -160,7 +161,7 @@ class Stack:
         words = self._words_of(value)
         if self._rows is not None and words is not None:
             return (self._rows[:count] == words).all()
-        return (as_bits(_without_repeats(self._all[:count])) == as_bits(_without_repeats(value))).all()
+        return (as_bits(without_repeats(self._all[:count])) == as_bits(without_repeats(value))).all()
 
     def _words_of(self, value: torch.Tensor) -> torch.Tensor | None:
         alike = value.shape == self._all.shape[1:] and value.dtype == self._base.dtype
@@ -253,11 +254,3 @@ def _stretches(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
     for _, row in itertools.groupby(enumerate(sorted(numbers)), lambda each: each[1] - each[0]):
         found = [number for _, number in row]
         yield found[0], found[-1] + 1
-
-
-def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
-    """An expanded tensor without its expansion: several elements at one address cannot be written to."""
-    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        if stride == 0 and size > 1:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ...correctness.expanded import EXPANDED, expanded_inputs, is_any_expanded, loose_bounds, reference_of_expanded
 from ...correctness.poisoned_layouts import LAYOUTS, PoisonedLayout, adds_nothing, all_laid_out, surrounded
 from ...device import Device
 from ...dispatch.plans.plan import Plan
@@ -32,7 +33,9 @@ def probes_of_own_size(session: Session) -> Iterator[Probe]:
     Inputs and references are those of verification, in memory of their own.
     """
     for layout in LAYOUTS:
-        probe = _of_case(session, session.case(session.timed_kind), layout)
+        case = session.case(session.timed_kind)
+        found = _expanded(session, case, layout) if layout in EXPANDED else case
+        probe = None if found is None else _of_case(session, found, layout)
         if probe is not None:
             in_pairs = layout in _IN_PAIRS
             yield replace(probe, beside=_of_case(session, session.other_case, layout)) if in_pairs else probe
@@ -59,6 +62,13 @@ def calls_of_two_threads(plan: Plan, device: Device) -> int:
     rooms = (short, _OUTPUTS_PART * device.memory_bytes)
     quick, affordable = (int(room / max(2 * outputs, 1)) for room in rooms)
     return max(min(max(quick, _USUAL), affordable, MOST_CALLS), _FEWEST)
+
+
+def _expanded(session: Session, case: InputCase, layout: PoisonedLayout) -> InputCase | None:
+    """A case whose inputs the layout expands; None where it expands none, or where the op makes no sense of them."""
+    values = expanded_inputs(session.op, case.pristine, layout)
+    reference = reference_of_expanded(session.op, values) if is_any_expanded(values) else None
+    return None if reference is None else InputCase("", values, values, loose_bounds(reference, case.bounds))
 
 
 def _of_case(session: Session, case: InputCase, layout: PoisonedLayout) -> Probe | None:

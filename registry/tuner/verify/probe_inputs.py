@@ -12,6 +12,7 @@ import torch
 from ...arguments.schema import tensors_in
 from ...contract import Op
 from ...correctness.bounds import Bounds, bounds_of
+from ...correctness.expanded import EXPANDED, expanded_inputs, is_any_expanded, loose_bounds, reference_of_expanded
 from ...correctness.numerics import own_error, reference64
 from ...correctness.other_sizes import OtherSize, ProblemLimits, other_sizes
 from ...correctness.poisoned_layouts import (
@@ -189,12 +190,15 @@ class _Case:
 
 
 class _Drawn:
-    """Probes of an op, whose inputs are drawn, and whose float64 reference is computed, once for all layouts."""
+    """Probes of an op, whose inputs are drawn, and whose float64 reference is computed, once for all layouts.
+
+    Expanded inputs repeat some of their elements: each layout that expands them has a reference of its own.
+    """
 
     def __init__(self, op: Op, device: Device) -> None:
         self._op = op
         self._device = device
-        self._cases: dict[tuple[Problem, str, bool], _Case | None] = {}
+        self._cases: dict[tuple[Problem, str, bool, str], _Case | None] = {}
 
     def laid_out(
         self, problem: Problem, layout: PoisonedLayout, kind: str = "", *, again: bool = False
@@ -203,7 +207,8 @@ class _Drawn:
 
         ``kind``: of the inputs, the op's first if not given. ``again``: with inputs of another draw.
         """
-        op, case = self._op, self._case(problem, kind or self._op.kinds[0], again)
+        expansion = layout if layout in EXPANDED else ""
+        op, case = self._op, self._case(problem, kind or self._op.kinds[0], again, expansion)
         if case is None:
             return
         try:
@@ -227,8 +232,8 @@ class _Drawn:
         """The probe with inputs of another draw beside its own."""
         return replace(probe, beside=next(self.laid_out(probe.problem, probe.layout, again=True), None))
 
-    def _case(self, problem: Problem, kind: str, again: bool) -> _Case | None:
-        asked = problem, kind, again
+    def _case(self, problem: Problem, kind: str, again: bool, expansion: str) -> _Case | None:
+        asked = problem, kind, again, expansion
         if asked not in self._cases:
             try:
                 self._cases[asked] = self._draw(*asked)
@@ -236,9 +241,17 @@ class _Drawn:
                 self._cases[asked] = None
         return self._cases[asked]
 
-    def _draw(self, problem: Problem, kind: str, again: bool) -> _Case:
-        op, generator = self._op, torch.Generator(device=self._device.torch).manual_seed(1 + 1_000_003 * again)
+    def _draw(self, problem: Problem, kind: str, again: bool, expansion: str) -> _Case | None:
+        op = self._op
+        if expansion:
+            return self._expanded(self._case(problem, kind, again, ""), expansion)
+        generator = torch.Generator(device=self._device.torch).manual_seed(1 + 1_000_003 * again)
         values = op.draw(problem, kind, generator)
         posed = op.pose(op.arguments(values), problem)
         reference = reference64(op, values)
         return _Case(values, bounds_of(op, posed, values, reference, own_error(op, posed, values, reference)))
+
+    def _expanded(self, dense: _Case | None, layout: str) -> _Case | None:
+        values = () if dense is None else expanded_inputs(self._op, dense.values, layout)
+        reference = reference_of_expanded(self._op, values) if is_any_expanded(values) else None
+        return None if dense is None or reference is None else _Case(values, loose_bounds(reference, dense.bounds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ from registry.artifact import Artifact, Built, Signature, Target, Variant
 from registry.backends import estimate, kernel_limit
 from registry.backends.triton import TritonImplementation
 from registry.backends.triton import implementation as triton
-from registry.backends.triton.bound_launch import full_grid
+from registry.backends.triton.bound_launch import full_grid, interpreted_run
 from registry.backends.triton.variant import find_kernel
 from registry.device import Device
 from registry.errors import CompileError, DeviceError, InvalidDefinitionError, OutOfResourcesError, UnknownNameError
@@ -210,3 +211,9 @@ def test_estimates_hold_on_a_gpu_and_on_a_cpu() -> None:
     assert not estimate.fits_registers(65 * 1024, 32, H200)
     assert [estimate.next_power_of_2(n) for n in (0, 1, 3, 4096)] == [1, 1, 4, 4096]
     assert [estimate.row_multiple(n) for n in (4096, 1000, 7)] == [16, 8, 1]
+
+
+def test_the_interpreter_gives_back_expanded_halves_as_they_were() -> None:
+    row = torch.tensor([1.0, math.nan], dtype=torch.bfloat16)
+    interpreted_run([])((), (row.expand(3, 2),), ())
+    assert row[0] == 1.0

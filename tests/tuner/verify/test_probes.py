@@ -46,8 +46,27 @@ def row_major(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided(x.shape, (x.shape[1], 1)) if x.mT.is_contiguous() else x
 
 
-@pytest.mark.parametrize(("read", "layout"), [(dense_rows, "sliced"), (one_gap, "strided"), (row_major, "transposed")])
-@pytest.mark.few(2)
+def leading_dimension(x: torch.Tensor) -> torch.Tensor:
+    """Takes dense rows to be as far apart as they are long at least, as libraries for matrices do."""
+    return x if x.stride(1) != 1 else x.as_strided(x.shape, (max(x.stride(0), x.shape[1]), 1))
+
+
+def dense_columns(x: torch.Tensor) -> torch.Tensor:
+    """Takes a stride of 0 between elements for none that was given."""
+    return x.as_strided(x.shape, (x.stride(0), x.stride(1) or 1))
+
+
+@pytest.mark.parametrize(
+    ("read", "layout"),
+    [
+        (dense_rows, "sliced"),
+        (one_gap, "strided"),
+        (row_major, "transposed"),
+        (leading_dimension, "expanded-dense"),
+        (dense_columns, "scalar-dense"),
+    ],
+)
+@pytest.mark.few(3)
 def test_who_misreads_a_layout_is_refused(read: Callable[[torch.Tensor], torch.Tensor], layout: str) -> None:
     def softmax(y: torch.Tensor, x: torch.Tensor, *_: Any) -> None:
         y.copy_(torch.softmax(read(x), -1))
@@ -70,20 +89,22 @@ def test_columns_of_a_wider_tensor_are_tried_where_there_are_rows() -> None:
     session = session_of_rows()
     plan = bound_by_call(SOFTMAX, Candidate(Custom("softmax", softmax), {}), session.problem, session.arguments, CPU)
     Probes(CPU).check(plan, {})
-    # three sizes, two threads at the largest, four layouts, other kinds at each; a smaller size, a larger one with two
+    # three sizes, two threads at the largest, six layouts, other kinds at each; a smaller size, a larger one with two
     # threads and layouts, each after its own size in that layout, and one that is no multiple of 16, each with other
     # kinds
     dense, kinds, met = [((48, 1), True)], len(SOFTMAX.kinds) - 1, 2 + 2 * MOST_CALLS
     unaligned, sliced, strided = ((48, 1), False), ((49, 1), True), ((99, 2), True)
-    apart = [unaligned, sliced, ((1, 37), True), strided]
+    expanded = [((0, 1), True), ((0, 0), True)]
+    apart = [unaligned, sliced, ((1, 37), True), strided, *expanded]
     pairs = [unaligned, unaligned, sliced, sliced, ((1, 64), True), ((1, 192), True), strided, strided]
+    pairs += [each for each in expanded for _ in range(2)]
     first, second = (2 + met) * dense + apart + 3 * kinds * dense, (1 + kinds) * dense
     assert seen == first + second + met * dense + pairs + kinds * dense + second
     seen.clear()
     session = Session(SQUARE, SQUARE.problem_of({"n": 1000, "dtype": "float32"}), CPU, PROTOCOL, 7)
     plan = bound_by_call(SQUARE, Candidate(Custom("square", square), {}), session.problem, session.arguments, CPU)
     Probes(CPU).check(plan, {})
-    dense, apart = [((1,), True)], [((1,), False), ((2,), True)]
+    dense, apart = [((1,), True)], [((1,), False), ((2,), True), ((0,), True)]
     first, second = (2 + met) * dense + apart + 3 * kinds * dense, (1 + kinds) * dense
     pairs = [each for each in apart for _ in range(2)]
     assert seen == first + second + met * dense + pairs + kinds * dense + second
@@ -105,7 +126,7 @@ def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
         probes.check(bound_by_call(SOFTMAX, Candidate(implementation, {}), problem, session.arguments, CPU), {})
         return len(runs)
 
-    met, layouts, kinds = 2 + 2 * MOST_CALLS, 4, len(SOFTMAX.kinds) - 1
+    met, layouts, kinds = 2 + 2 * MOST_CALLS, 6, len(SOFTMAX.kinds) - 1
     shared, own = 2 + met + layouts + 3 * kinds, met + 2 * layouts + kinds + 2 * (1 + kinds)
     # three times 8192 rows cost too much: what is bound for 1024 of them is run there, and on 2048; closely, what is
     # bound for 512 of them, there and on 1024, in fewer calls
@@ -113,8 +134,9 @@ def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
     much = 1 + 2 + 2 + (1 + kinds) + (1 + met_less + 2 * layouts + kinds) + (1 + kinds)
     assert [check(64), check(65), check(8192)] == [shared + own, own, much]
     # one row is itself a probe of the others, and there is no smaller size; 16 are larger
-    assert check(1) == shared + own - 2 * (1 + kinds) + met - 1 + layouts
-    assert runs.count(1) == layouts, "once for the two larger sizes in each layout, and not as a probe of its own"
+    assert check(1) == shared + own - 2 * (1 + kinds) + met - 1 + layouts - 1
+    in_each = "once for the two larger sizes in each layout but the one of expanded rows, and not as a probe of its own"
+    assert runs.count(1) == layouts - 1, in_each
     assert check(64, cols=49) == shared + own
 
 
