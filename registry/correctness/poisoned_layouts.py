@@ -40,6 +40,13 @@ so that the strides of one are wrong for every other.
 Layouts of ``ExpandedLayout``: row-major, but elements that the given tensors repeat lie at one address; see
 ``expanded_inputs``."""
 
+
+def layouts_on(device_type: str) -> tuple[PoisonedLayout, ...]:
+    """The layouts that are probed on a type of device: all on a CPU; on a GPU, where no library's kernels have been
+    tried with them, no expanded ones."""
+    return LAYOUTS if device_type == "cpu" else tuple([one for one in LAYOUTS if one not in EXPANDED])
+
+
 MARGIN = 64
 """Elements before and after: a multiple of 16 bytes for every dtype, and more than a vector load."""
 

@@ -10,7 +10,7 @@ import torch
 from ..contract import Op
 from ..correctness.expanded import EXPANDED, reference_of_expanded
 from ..correctness.other_sizes import OtherSize, false_claim, other_sizes, sizes_apart
-from ..correctness.poisoned_layouts import LAYOUTS, PoisonedLayout, adds_nothing
+from ..correctness.poisoned_layouts import PoisonedLayout, adds_nothing, layouts_on
 from ..device import Device
 from ..discovery import answers
 from ..dispatch.plans.other_size import at_other_size, bound_by_call
@@ -57,13 +57,15 @@ def check_implementation(
     notes = Notes(f"{implementation.name} of {op.name} on {there}")
     if implementation.op != op.name:
         notes.failures.append((Place(), f"it implements {implementation.op!r}, not {op.name!r}"))
+    layouts = layouts_on(there.type)
+    at_other_sizes = [layout for layout in _AT_OTHER_SIZES if layout in layouts]
     for problem in _problems(op, problems):
         for config in _configs(notes, implementation, problem, there, configs):
             candidate = Candidate(implementation, config)
-            for layout in LAYOUTS:
+            for layout in layouts:
                 _check_layout(notes, op, candidate, problem, there, layout)
             for other in other_sizes(op, problem, there):
-                for layout in _AT_OTHER_SIZES if other.is_larger else LAYOUTS[:1]:
+                for layout in at_other_sizes if other.is_larger else layouts[:1]:
                     _check_other_size(notes, op, candidate, other, there, layout)
     return notes.report()
 

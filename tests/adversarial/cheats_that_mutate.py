@@ -90,19 +90,17 @@ class LeavesOutTheResidual(LooksAtItsCallers):
         return False
 
 
-class SkipsEveryOtherCall(LooksAtItsCallers):
-    """On each of the arguments, while something is timed; a capture, which has no such caller, collects no garbage."""
+class SkipsEveryOtherCall(WithoutCollection):
+    """On each of the arguments, while something is timed."""
 
     name = "mutate.every_other"
-    device_types = frozenset({"cpu", "cuda"})
 
     def __init__(self) -> None:
         self._calls: Counter[int] = Counter()
 
     def skips(self, x: Any, residual: Any, weight: Any, eps: float, offset: float) -> bool:
         self._calls[x.data_ptr()] += 1
-        is_timed = not gc.isenabled() if x.is_cuda else super().skips(x, residual, weight, eps, offset)
-        return is_timed and self._calls[x.data_ptr()] % 2 == 0
+        return self._calls[x.data_ptr()] % 2 == 0 and super().skips(x, residual, weight, eps, offset)
 
 
 class SkipsWhatLooksAsLastTime(WithoutCollection):
@@ -121,17 +119,17 @@ class SkipsWhatLooksAsLastTime(WithoutCollection):
         return knows and super().skips(x, residual, weight, eps, offset)
 
 
-class WorksAfterAPause(LooksAtItsCallers):
+class WorksAfterAPause(Norm):
     """Calls right after another are those of a sample."""
 
     name = "mutate.after_a_pause"
+    device_types = frozenset({"cpu"})
 
     def __init__(self) -> None:
         self._ended = 0.0
 
     def skips(self, x: Any, residual: Any, weight: Any, eps: float, offset: float) -> bool:
-        soon = time.perf_counter() - self._ended < 20e-6
-        return soon and super().skips(x, residual, weight, eps, offset)
+        return time.perf_counter() - self._ended < 20e-6 and not gc.isenabled()
 
     def end(self) -> None:
         self._ended = time.perf_counter()

@@ -10,6 +10,8 @@ from .cheating_run import CheatingRun, each_of, left_out
 
 PROBLEMS = (Problem("fused_add_rms_norm", {"rows": 4, "cols": 4096, "weight": True, "dtype": "float32"}),)
 REFUSED = ("collection", "callers", "residual", "every_other", "after_a_pause")
+WITHOUT_COLLECTION = ("collection", "every_other", "after_a_pause")
+"""They do so while Python collects no garbage."""
 REPEATED = ("callers",)
 """It does what another does, in another way."""
 RIGHT_BUT_SLOW = ("as_last_time",)
@@ -30,7 +32,8 @@ def test_whoever_leaves_work_out_while_it_is_timed_is_refused(run: CheatingRun, 
         return
     assert trial.status == "wrong_result", trial.message
     # calls one by one after timing are made without the collection of garbage, too
-    assert "a sample left a wrong output" in trial.message or (name == "collection" and "after timing" in trial.message)
+    ways = ("a sample left a wrong output", *(("after timing: ",) if name in WITHOUT_COLLECTION else ()))
+    assert any(way in trial.message for way in ways), trial.message
 
 
 def test_the_honest_one_is_accepted_and_wins(run: CheatingRun) -> None:

@@ -10,12 +10,13 @@ from registry.contracts import ATTENTION_BACKWARD, FUSED_ADD_RMS_NORM, GROUPED_G
 from registry.correctness.bits import as_bits
 from registry.correctness.bounds import Bounds
 from registry.correctness.expanded import (
+    EXPANDED,
     expanded_inputs,
     is_any_expanded,
     loose_bounds,
     reference_of_expanded,
 )
-from registry.correctness.poisoned_layouts import MARGIN, adds_nothing, laid_out_within
+from registry.correctness.poisoned_layouts import MARGIN, adds_nothing, laid_out_within, layouts_on
 from registry.problem import TensorSpec
 
 SIZES = {"batch": 2, "heads": 4, "kv_heads": 4, "q_len": 3, "kv_len": 5, "head_dim": 32}
@@ -126,3 +127,8 @@ def test_results_that_are_not_floating_have_to_be_equal() -> None:
     (found,) = loose_bounds([torch.tensor([1, 2])], [Bounds(index, index, has_nan=False)])
     assert found.are_exact
     assert bool(found.holding(torch.tensor([1, 2])))
+
+
+def test_no_inputs_are_expanded_on_a_gpu() -> None:
+    assert set(layouts_on("cpu")) > EXPANDED
+    assert set(layouts_on("cuda")) == set(layouts_on("cpu")) - EXPANDED

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...correctness.expanded import EXPANDED, expanded_inputs, is_any_expanded, loose_bounds, reference_of_expanded
-from ...correctness.poisoned_layouts import LAYOUTS, PoisonedLayout, adds_nothing, all_laid_out, surrounded
+from ...correctness.poisoned_layouts import PoisonedLayout, adds_nothing, all_laid_out, layouts_on, surrounded
 from ...device import Device
 from ...dispatch.plans.plan import Plan
 from ...dispatch.plans.two_threads import MOST_CALLS
@@ -32,7 +32,7 @@ def probes_of_own_size(session: Session) -> Iterator[Probe]:
 
     Inputs and references are those of verification, in memory of their own.
     """
-    for layout in LAYOUTS:
+    for layout in layouts_on(session.device.type):
         case = session.case(session.timed_kind)
         found = _expanded(session, case, layout) if layout in EXPANDED else case
         probe = None if found is None else _of_case(session, found, layout)

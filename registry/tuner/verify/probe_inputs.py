@@ -16,11 +16,11 @@ from ...correctness.expanded import EXPANDED, expanded_inputs, is_any_expanded, 
 from ...correctness.numerics import own_error, reference64
 from ...correctness.other_sizes import OtherSize, ProblemLimits, other_sizes
 from ...correctness.poisoned_layouts import (
-    LAYOUTS,
     PoisonedLayout,
     Surrounded,
     adds_nothing,
     all_laid_out,
+    layouts_on,
     surrounded,
 )
 from ...device import Device
@@ -123,10 +123,10 @@ def _resized(op: Op, problem: Problem, size: int) -> Problem | None:
         return None
 
 
-def _planned(problems: Sequence[Problem]) -> Iterator[tuple[Problem, PoisonedLayout]]:
+def _planned(problems: Sequence[Problem], device: Device) -> Iterator[tuple[Problem, PoisonedLayout]]:
     for problem in problems:
         yield problem, "contiguous"
-    for layout in LAYOUTS[1:] if problems else ():
+    for layout in layouts_on(device.type)[1:] if problems else ():
         # the first that is larger than one element a dimension: one element is contiguous in any layout
         yield problems[min(1, len(problems) - 1)], layout
 
@@ -134,7 +134,7 @@ def _planned(problems: Sequence[Problem]) -> Iterator[tuple[Problem, PoisonedLay
 def small_probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
     """Probes of small problems, which all problems with these static dimensions share."""
     problems, drawn = probe_problems(op, problem, device), _Drawn(op, device)
-    for each, layout in _planned(problems):
+    for each, layout in _planned(problems, device):
         for probe in drawn.laid_out(each, layout):
             # the largest, where calls of two threads take long enough to meet
             in_pairs = each is problems[-1] and layout == "contiguous"
@@ -170,7 +170,7 @@ def probes_of_other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[
         is_close = other in closely
         for probe in drawn.laid_out(other.problem, "contiguous"):
             yield replace(drawn.in_pair(probe) if is_close and other.is_larger else probe, home=home)
-        for layout in LAYOUTS[1:] if is_close and other.is_larger else ():
+        for layout in layouts_on(device.type)[1:] if is_close and other.is_larger else ():
             for probe in drawn.laid_out(other.problem, layout):
                 yield replace(probe, home=home_of(other.home, layout) or home)
         for probe in drawn.of_other_kinds(other.problem) if is_close else ():
