@@ -31,7 +31,7 @@ from ..measure.persisting_cache import keep_persisting
 from ..verify.verdicts import WrongError
 from .dictionary_writes import DictionaryWrites
 from .function_bodies import FunctionBodies
-from .left_running import LeftProcesses, LeftRunning, LeftThreads, adopt_orphans
+from .left_running import LeftProcesses, LeftRunning, LeftThreads, adopts_orphans
 from .settings import SETTINGS
 
 # bound at import: a plugin may replace them later
@@ -326,7 +326,6 @@ class Trust:
         keep_persisting(0)
         self._settings = {name: setting.read() for name, setting in SETTINGS.items()}
         self._threads = LeftThreads()
-        adopt_orphans()
         self._processes = LeftProcesses()
         self._guilty: dict[str, str] = {}
         self._admitted: set[str] = set()
@@ -366,8 +365,8 @@ class Trust:
         return _told(replaced) if replaced else "; ".join([*settings, *_left(threads), *self._ended()])
 
     def _ended(self) -> Iterator[str]:
-        """End the processes that run beside this one; yields a message for each."""
-        for process in self._processes.running():
+        """End the processes that run beside a worker process; yields a message for each. Others have their own."""
+        for process in self._processes.running() if adopts_orphans() else ():
             process.end()
             yield f"it leaves a process running: {process}"
 

@@ -27,6 +27,7 @@ from ..measure.nvml import identity_of
 from ..processes.process import Parent
 from .device_lock import DeviceLock
 from .integrity import Integrity
+from .left_running import adopt_orphans
 from .steps import Announce
 from .worker import Worker
 
@@ -53,6 +54,7 @@ def serve(parent: Parent, label: str, identity: str, make: Callable[[Device], Wo
     """Answer jobs by the worker that ``make`` makes on the device, until the run ends."""
     # modules that are loaded by now stay: the garbage collector need not go through them while something is timed
     gc.freeze()
+    adopt_orphans()
     parent.send({"ready": True})
     worker: Worker | None = None
     for message in parent:

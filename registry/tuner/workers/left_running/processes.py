@@ -47,11 +47,24 @@ class LeftProcess(NamedTuple):
             os.waitpid(self.pid, 0)
 
 
+_adopters: set[int] = set()
+"""The numbers of processes that have adopted: a forked child has not."""
+
+
 def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose own parents have ended; on Linux, else nothing."""
+    """Make this process the parent of descendants whose own parents have ended; on Linux, else nothing.
+
+    For a process that runs nothing but candidates: all that it has begun may be ended then.
+    """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+            _adopters.add(os.getpid())
+
+
+def adopts_orphans() -> bool:
+    """Whether this process has adopted."""
+    return os.getpid() in _adopters
 
 
 class LeftProcesses:

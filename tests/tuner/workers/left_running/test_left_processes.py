@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from registry.tuner.workers.left_running import LeftProcesses, processes
+from registry.tuner.workers.integrity import Integrity, Trust
+from registry.tuner.workers.left_running import LeftProcesses, adopts_orphans, processes
 
 if sys.platform != "linux":
     pytest.skip("needs Linux's clocks of processes", allow_module_level=True)
@@ -103,6 +104,15 @@ def test_without_a_child_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(processes, "_waitid", no_child)
     monkeypatch.setattr(processes, "_listdir", lambda _: pytest.fail("it looked"))
     assert LeftProcesses().running() == ()
+
+
+def test_a_process_that_runs_no_candidates_alone_ends_none() -> None:
+    trust = Trust(Integrity())
+    with process(*burner()) as begun:
+        time.sleep(0.1)
+        assert not adopts_orphans()
+        assert "process running" not in trust.breach()
+        assert begun.poll() is None
 
 
 def test_a_process_whose_parent_has_ended_is_found() -> None:
