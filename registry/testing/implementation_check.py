@@ -43,7 +43,7 @@ def check_implementation(
     configs   its default configuration only, or every one of its space
 
     Each candidate runs on every kind of inputs into poisoned outputs with poisoned surroundings, and again on inputs
-    that are not aligned, columns of a wider tensor, not contiguous at all, or only every other tensor, or expanded:
+    that are not aligned, columns of a wider tensor, not contiguous at all, or only every other tensor, or (CPU) expanded:
     numbers against the float64 reference, dtype, strides, aliasing, writes beside the outputs, arguments and scratch,
     changed inputs, a second and a third run over outputs in which some and all numbers were changed, inputs that change
     in place, memory that two calls return, several runs bit by bit unless ``deterministic`` is False, and two threads

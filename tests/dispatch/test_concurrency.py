@@ -124,6 +124,21 @@ def test_using_belongs_to_its_asyncio_task(dispatcher: Dispatcher, told: Any) ->
     assert dispatcher.forcing.active == 0
 
 
+def exit_code_of_fork(target: Callable[[], object], release: threading.Event, thread: threading.Thread) -> int | None:
+    """The exit code of a child that is forked beside a thread, which ends after it; negative if it hung."""
+    process = multiprocessing.get_context("fork").Process(target=target)
+    try:
+        process.start()
+        process.join(30)
+    finally:
+        release.set()
+        thread.join()
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return process.exitcode
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_calls_even_where_a_lock_was_held(dispatcher: Dispatcher, told: Any) -> None:
@@ -165,17 +180,7 @@ def test_a_forked_child_calls_even_where_a_lock_was_held(dispatcher: Dispatcher,
         dispatcher.register(told("a.two"))
         torch_ops.define(dispatcher.catalog.op("softmax"))
 
-    process = multiprocessing.get_context("fork").Process(target=child)
-    try:
-        process.start()
-        process.join(30)
-    finally:
-        release.set()
-        thread.join()
-        if process.is_alive():
-            process.kill()
-            process.join()
-    assert process.exitcode == 0
+    assert exit_code_of_fork(child, release, thread) == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -195,17 +200,7 @@ def test_a_forked_child_computes_a_property_that_a_thread_was_computing(monkeypa
     thread = threading.Thread(target=lambda: one.key)
     thread.start()
     computing.wait()
-    process = multiprocessing.get_context("fork").Process(target=lambda: other.key)
-    try:
-        process.start()
-        process.join(30)
-    finally:
-        release.set()
-        thread.join()
-        if process.is_alive():
-            process.kill()
-            process.join()
-    assert process.exitcode == 0
+    assert exit_code_of_fork(lambda: other.key, release, thread) == 0
 
 
 @pytest.mark.thorough
