@@ -43,15 +43,15 @@ def check_implementation(
     configs   its default configuration only, or every one of its space
 
     Each candidate runs on every kind of inputs into poisoned outputs with poisoned surroundings, and again on inputs
-    that are not aligned, columns of a wider tensor, not contiguous at all, or only every other tensor, or (CPU) expanded:
-    numbers against the float64 reference, dtype, strides, aliasing, writes beside the outputs, arguments and scratch,
-    changed inputs, a second and a third run over outputs in which some and all numbers were changed, inputs that change
-    in place, memory that two calls return, several runs bit by bit unless ``deterministic`` is False, and two threads
-    at once. What was bound for the problem is then run, as a call of another size would, at a smaller, a larger and a
-    size that is a multiple of 16 where the problem's is none, or none where it is one, along each dynamic dimension;
-    where it is twice as large, also columns of a wider tensor, transposed and expanded tensors. An implementation with
-    code of its own for untuned sizes, ``bind_untuned``, runs that there. What the implementation says it does not
-    support is skipped, with its reasons.
+    that are not aligned, columns of a wider tensor, not contiguous at all, or only every other tensor, and on a CPU
+    expanded: numbers against the float64 reference, dtype, strides, aliasing, writes beside the outputs, arguments and
+    scratch, changed inputs, a second and a third run over outputs in which some and all numbers were changed, inputs
+    that change in place, memory that two calls return, several runs bit by bit unless ``deterministic`` is False, and
+    two threads at once. What was bound for the problem is then run, as a call of another size would, at a smaller, a
+    larger and a size that is a multiple of 16 where the problem's is none, or none where it is one, along each dynamic
+    dimension; where it is twice as large, also columns of a wider tensor, transposed and expanded tensors. An
+    implementation with code of its own for untuned sizes, ``bind_untuned``, runs that there. What the implementation
+    says it does not support is skipped, with its reasons.
     """
     there = _device(implementation, device)
     notes = Notes(f"{implementation.name} of {op.name} on {there}")
