@@ -50,6 +50,13 @@ RIGHT_BUT_SLOW = ("all_of_it", "moved")
 """They remember whole inputs, none of which comes again, nor do their elements at other places."""
 SLOW_OR_REFUSED = ("checksum", "incremental_for_a_while", "incremental_anywhere")
 """A sum does not tell in which order elements come, which may be found; inputs that were never met may take longer."""
+HONEST = {
+    ("square", 20_002): {"honest"},
+    ("square", FEW): {"honest"},
+    ("gelu", 20_002): {"gelu"},
+    ("gelu", REMEMBERED): {"precise", "precise_function"},
+}
+"""Who may win, by op and size of the problem."""
 REPEATED = (
     "peeks_elsewhere", "peeks_at_inputs", "versions", "in_a_row", "incremental_function", "new_inputs",
     "storage_version", "object_ends", "attribute", "checksum", "incremental_for_a_while", "incremental_anywhere",
@@ -110,9 +117,13 @@ def test_who_cheats_in_the_finals_alone_is_found_there(run: CheatingRun) -> None
 
 
 def test_only_the_honest_win(run: CheatingRun) -> None:
-    won = [(result.problem.n, result.implementation.partition(".")[2]) for result in run.results]
-    assert won[:3] == [(20_002, "honest"), (FEW, "honest"), (20_002, "gelu")]
-    assert won[3][1] in {"precise", "precise_function"}
+    # one result for each problem, but not in their order: finalists that were found wrong cost a problem further finals
+    found = {(result.problem.op, result.problem.n): result for result in run.results}
+    assert found.keys() == {(problem.op, problem.n) for problem in PROBLEMS}
+    # a busy machine may disturb finals, which then decide nothing
+    won = {at: one.implementation.partition(".")[2] for at, one in found.items() if not one.reason}
+    assert {one.reason.partition(":")[0] for one in found.values()} <= {"", "undecided"}
+    assert all(won[at] in HONEST[at] for at in won), won
 
 
 def test_all_of_them_were_tried(run: CheatingRun) -> None:
