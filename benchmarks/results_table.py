@@ -1,8 +1,8 @@
-"""The tables of README.md and docs/results-h200.md, from what ``registry results --json`` wrote.
+"""The tables of docs/results-h200.md, from what ``registry results --json`` wrote.
 
 tune --shapes configs/llm.yaml && registry results --json > benchmarks/results/h200/winners.json
-python -m benchmarks.results_table            # rewrites both files
-python -m benchmarks.results_table --check    # exit code 1 when they are not what the results say
+python -m benchmarks.results_table            # rewrites the page
+python -m benchmarks.results_table --check    # exit code 1 when it is not what the results say
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results/h200/winners.json"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-PAGES = {ROOT / "README.md": 4, ROOT / "docs/results-h200.md": None}
-"""Page -> rows an op in its table, of those that most of a model's time goes to; None is all rows of all ops."""
-HEADLINES = ("softmax", "rms_norm", "gemm_int4")
+PAGE = ROOT / "docs/results-h200.md"
 
 TORCH = "torch.native"
 COMPILE = "torch.compile"
@@ -29,7 +27,6 @@ ORDER = (
     "softmax", "rms_norm", "gemm_int4", "gelu", "square", "vector_add",
     "softmax_backward", "rms_norm_backward", "gelu_backward", "square_backward",
 )  # fmt: skip
-
 """The ops that come first, in this order; the rest come in alphabetical order."""
 
 DIMS = (
@@ -42,15 +39,12 @@ DIMS = (
 Row = Mapping[str, Any]
 
 
-def table(rows: Sequence[Row], most: int | None) -> str:
-    """Markdown: a table an op, of at most ``most`` problems, spread evenly from the smallest to the largest."""
+def table(rows: Sequence[Row]) -> str:
+    """Markdown: a table an op, of its problems from the smallest to the largest, and the environment."""
     parts = []
     for op in _ops(rows):
-        if most is not None and op not in HEADLINES:
-            continue
         mine = sorted((row for row in rows if row["op"] == op), key=lambda row: row["median_us"])
-        chosen = mine if most is None else _spread(mine, most)
-        parts.append(f"**{op}**\n\n{HEADER}\n" + "\n".join(map(_line, chosen)))
+        parts.append(f"**{op}**\n\n{HEADER}\n" + "\n".join(map(_line, mine)))
     return "\n\n".join([*parts, _environment(rows)])
 
 
@@ -67,12 +61,6 @@ def summary(rows: Sequence[Row]) -> str:
 def _ops(rows: Sequence[Row]) -> list[str]:
     found = {row["op"] for row in rows}
     return [*(op for op in ORDER if op in found), *sorted(found.difference(ORDER))]
-
-
-def _spread(rows: Sequence[Row], most: int) -> list[Row]:
-    if len(rows) <= most:
-        return list(rows)
-    return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
 
 
 def _place(dim: str) -> tuple[int, str]:
@@ -107,28 +95,23 @@ def _environment(rows: Sequence[Row]) -> str:
     return f"One {hardware}; {versions}; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
 
 
-def filled(text: str, rows: Sequence[Row], most: int | None) -> str:
+def filled(text: str, rows: Sequence[Row]) -> str:
     """A page with what stands between its marks replaced by what the results say."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    body = table(rows, most) if most is None else f"{summary(rows)}\n\n{table(rows, most)}"
-    return f"{before}{BEGIN}\n{body}\n{END}{after}"
+    return f"{before}{BEGIN}\n{summary(rows)}\n\n{table(rows)}\n{END}{after}"
 
 
 def main() -> int:
-    """Rewrite or check both pages."""
+    """Rewrite or check the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail when a page is out of date")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail when the page is out of date")
     check = parser.parse_args().check
-    rows = json.loads(RESULTS.read_text())
-    stale = False
-    for page, most in PAGES.items():
-        text = page.read_text()
-        wanted = filled(text, rows, most)
-        stale |= wanted != text
-        if not check:
-            page.write_text(wanted)
-    return int(check and stale)
+    text = PAGE.read_text()
+    wanted = filled(text, json.loads(RESULTS.read_text()))
+    if not check:
+        PAGE.write_text(wanted)
+    return int(check and wanted != text)
 
 
 if __name__ == "__main__":
