@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from registry import Config, Device, Launch, Problem, Space
+from registry import CompileError, Config, Device, Launch, Problem, Space
+from registry.artifact import Artifact, Target, Variant
 from registry.backends.estimate import fits_shared, next_power_of_2
 from registry.backends.triton import TritonImplementation
 
@@ -14,15 +15,15 @@ from ..support import KEPT, options
 from .kernels import forward_specialized as kernels
 from .layouts import constants_of, heads_strides, reasons, scale_of, span_of, strides_of
 
-_HALVES = ("float16", "bfloat16")
 _TENSORS = ("q", "k", "v")
 _MOST_WIDTH = 128
 """The largest head_dim: for 256 two tiles of 32 keys fill the shared memory, and sums do not fit in registers."""
 _VECTOR = 8
 """Halves in 16 bytes, of which TMA's addresses and strides are multiples."""
 _LEAST_SCALE = 1e-30
-_MOST_REGISTERS = 168
-"""Sums, scores and weights of a thread, at most: with more, registers were spilled."""
+_SPECIALIZED_THREADS = 384
+_REGISTERS, _REGISTERS_OF_FEW = 168, 128
+"""Sums, scores and weights of a thread, at most: more were spilled. Few: of capped logits in a window."""
 
 
 class SpecializedAttention(TritonImplementation):
@@ -32,8 +33,8 @@ class SpecializedAttention(TritonImplementation):
     name = "triton.flash_specialized"
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
-        if problem.dtype not in _HALVES:
-            yield f"dtype is {problem.dtype}, expected {' or '.join(_HALVES)}"
+        if problem.dtype == "float32":
+            yield "dtype float32 (supported: float16, bfloat16)"
         if problem.mask != "none":
             yield "it takes no mask"
         yield from _size_reasons(problem)
@@ -45,12 +46,25 @@ class SpecializedAttention(TritonImplementation):
         """Queries and keys of a tile, tiles of queries a program, warps, and tiles that are loaded ahead."""
         rows, keys = (max(64, min(256, next_power_of_2(size))) for size in (problem.q_len, problem.kv_len))
         blocks = min(16, next_power_of_2(-(-problem.q_len // 128)))
-        return _space(rows, keys, blocks, span_of(problem), problem.torch_dtype.itemsize, device)
+        most = _REGISTERS if problem.span is False or not problem.softcap else _REGISTERS_OF_FEW
+        return _space(rows, keys, blocks, span_of(problem), problem.torch_dtype.itemsize, most, device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """128 queries and keys where registers and shared memory allow it, for specialised warps."""
         heads, blocks = problem.batch * problem.heads, -(-problem.q_len // 128)
         return _nearest(self.space(problem, device), _turns(heads, blocks, device))
+
+    def compile(self, variant: Variant, target: Target) -> Artifact:
+        """Compile for a target. Raises CompileError also where warps are not specialised though they should be."""
+        artifact = super().compile(variant, target)
+        threads = artifact.resources["threads"]
+        if variant.spec["constants"]["SPECIALIZED"] and threads != _SPECIALIZED_THREADS:
+            raise CompileError(
+                f"{variant.kernel} has {threads} threads, of {_SPECIALIZED_THREADS} that specialised warps have:"
+                f" Triton did not specialise them for {target.architecture}",
+                hint="a configuration with SPECIALIZED=False has no such warps",
+            )
+        return artifact
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Below ``triton.flash``, whose times are known: this was not measured yet."""
@@ -84,8 +98,6 @@ def _size_reasons(problem: Problem) -> Iterator[str]:
     """Reasons for the width of heads, and for a scale by which the greatest logit is not the greatest product's."""
     if problem.head_dim > _MOST_WIDTH:
         yield f"head_dim={problem.head_dim} (limit {_MOST_WIDTH})"
-    if problem.head_dim % _VECTOR:
-        yield f"head_dim={problem.head_dim} is no multiple of {_VECTOR}"
     arguments = problem.traits.arguments
     scale = None if arguments is None else arguments["scale"]
     if isinstance(scale, float) and scale < _LEAST_SCALE:
@@ -110,13 +122,16 @@ def _device_reasons(device: Device) -> Iterator[str]:
 
 
 @lru_cache(maxsize=KEPT)
-def _space(rows: int, keys: int, blocks: int, span: int, itemsize: int, device: Device) -> Space:
-    """Tiles of up to ``rows`` queries and ``keys`` keys of ``span`` elements, up to ``blocks`` of queries a program."""
+def _space(rows: int, keys: int, blocks: int, span: int, itemsize: int, most: int, device: Device) -> Space:
+    """Tiles of up to ``rows`` queries and ``keys`` keys of ``span`` elements, up to ``blocks`` of queries a program.
+
+    ``most``: registers of a thread for sums, scores and weights.
+    """
     hopper = device.type != "cuda" or device.capability[0] == 9
 
     def registers(config: Config) -> bool:
         live = int(config["BLOCK_M"]) * (span + 1.5 * int(config["BLOCK_N"]))
-        return live <= _MOST_REGISTERS * _threads(config)
+        return live <= most * _threads(config)
 
     def shared(config: Config) -> bool:
         queries, ahead = config["BLOCK_M"], 2 * config["num_stages"] * config["BLOCK_N"]
