@@ -147,5 +147,6 @@ def test_layouts_that_tma_cannot_copy_are_told() -> None:
     ]
     assert told(x, x, x[:, :1].expand(-1, 9, -1, -1)) == ["the tokens of v overlap"]
     assert not told(x, x, x, scale=0.125)
+    assert told(x, x[:, :0], x[:, :0]) == ["there are no keys"]
     for scale in (-0.125, 0.0):
         assert told(x, x, x, scale=scale) == [f"scale={scale} (at least 1e-30)"]

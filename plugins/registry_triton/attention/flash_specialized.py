@@ -95,7 +95,9 @@ class SpecializedAttention(TritonImplementation):
 
 
 def _size_reasons(problem: Problem) -> Iterator[str]:
-    """Reasons for the width of heads, and for a scale by which the greatest logit is not the greatest product's."""
+    """Reasons for sizes, and for a scale by which the greatest logit is not that of the greatest product."""
+    if problem.kv_len == 0:
+        yield "there are no keys"
     if problem.head_dim > _MOST_WIDTH:
         yield f"head_dim={problem.head_dim} (limit {_MOST_WIDTH})"
     arguments = problem.traits.arguments
