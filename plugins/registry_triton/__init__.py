@@ -369,8 +369,9 @@ def fused_linear_cross_entropy_gradients_implementations() -> Sequence[registry.
 @registry.implements("attention")
 def attention_implementations() -> Sequence[registry.Implementation]:
     from .attention.flash import TileAttention
+    from .attention.flash_specialized import SpecializedAttention
 
-    return [TileAttention()]
+    return [TileAttention(), SpecializedAttention()]
 
 
 @registry.implements("attention_backward")

@@ -37,7 +37,7 @@ LOADED = [
     for op in (ATTENTION, ATTENTION_BACKWARD)
     for key in IMPLEMENTATIONS
     for device in (H200, A100)
-    if key.partition(" ")[0] == op.name
+    if key == f"{op.name} triton.flash"
 ]
 """The gradient's kernels load ahead by the same rule as the forward's."""
 COMPILED: list[tuple[str, dict[str, Any]]] = [
@@ -49,8 +49,7 @@ COMPILED: list[tuple[str, dict[str, Any]]] = [
         {"mask": "bool", "causal": False, "head_dim": 96},
         {"softcap": True, "head_dim": 256},
     )
-    for key in IMPLEMENTATIONS
-    if key.partition(" ")[0] in {ATTENTION.name, ATTENTION_BACKWARD.name}
+    for key in (f"{op.name} triton.flash" for op in (ATTENTION, ATTENTION_BACKWARD))
 ]
 SMALL: Mapping[str, Value] = {**HEADS, "batch": 2, "heads": 4, "kv_heads": 4, "q_len": 40, "kv_len": 40}
 
