@@ -35,6 +35,7 @@ __all__ = [
     "canonical_json",
     "check_choice",
     "check_choices",
+    "check_integer",
     "check_positive",
     "dtype_name",
     "exact",
@@ -186,6 +187,12 @@ def _watched(op: str, dims: Mapping[str, Value], traits: Traits) -> Problem:
     for name, value in (("op", op), ("dims", dims), ("traits", traits)):
         object.__setattr__(made, name, value)  # the class is frozen, and its ``__dict__`` a copy
     return made
+
+
+def check_integer(op: str, name: str, given: object) -> None:
+    """Raise InvalidArgumentError unless ``given`` is an integer."""
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise InvalidArgumentError(f"{op}: {name} must be an integer, got {given!r:.80}")
 
 
 def check_positive(op: str, name: str, given: object) -> None:

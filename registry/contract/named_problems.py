@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidArgumentError, UnknownNameError
-from ..problem import Problem, Value, check_choice, check_positive, torch_dtype
+from ..problem import Problem, Value, check_choice, check_integer, check_positive, torch_dtype
 from .function_answers import refuse_verdict
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def named_problem(op: Op, dims: Mapping[str, Value]) -> Problem:
             hint=f"{op.name} has the dimensions {', '.join(sorted(known))}",
         )
     for name in op.dynamic:
-        check_positive(op.name, name, given[name])
+        check = check_integer if name in op.numbers else check_positive
+        check(op.name, name, given[name])
     for name, values in op.named_values.items():
         check_choice(op.name, name, given[name], values)
     if "dtype" in known:

@@ -310,7 +310,8 @@ def _message(
         error, most = _told_apart(worst.error, limit)
         return (
             f"largest error {error} is more than {most}: twice the reference's own in "
-            f"{dtype_name(output.dtype)} ({torch_error:.3g}) and one rounding"
+            f"{dtype_name(output.dtype)} ({torch_error:.3g}), atol, and one rounding of the tolerance's scale"
+            f" (at most {worst.scale:.3g})"
         )
     return ""
 

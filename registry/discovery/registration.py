@@ -14,7 +14,7 @@ from ..author_code import at, at_class
 from ..backends.library_function import LibraryFunction
 from ..contract import Op
 from ..errors import InvalidDefinitionError, did_you_mean
-from ..implementation import Implementation
+from ..implementation import Implementation, binds_loaded, reads_form_alone
 from .backward_check import check_backward
 from .hooks import DEFINES
 from .plugin import DISTRIBUTION, Hook, Plugin
@@ -126,6 +126,13 @@ def _misdeclared(implementation: Implementation) -> str:
         if type(given) is not bool:
             what = "a property" if isinstance(given, property) else f"{given!r:.80}"
             return f"{shown}.{name} is {what}, expected True or False, of the class or set by __init__()"
+    kind = type(implementation)
+    if implementation.any_size and binds_loaded(kind) and reads_form_alone(kind):
+        # its run would be called at a size whose numbers it does not have, and write beyond tensors
+        return (
+            f"{shown}.any_size is True, but its run has the grid and the numbers of one size: leave any_size out: a"
+            " call of another size asks launch() again, and compiles nothing"
+        )
     return _no_device_types(shown, implementation.device_types)
 
 

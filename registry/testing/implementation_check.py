@@ -21,7 +21,7 @@ from ..implementation import Implementation
 from ..problem import Problem, Value
 from ..space import Config
 from .given_inputs import GivenInputs
-from .reports import Notes, Report, guarded
+from .reports import Notes, Report, guarded, refuse_unlike
 from .run_faults import call_faults, changed_faults, concurrent_faults, is_misshapen, repeating_faults, run_faults
 
 _AT_OTHER_SIZES: tuple[PoisonedLayout, ...] = ("contiguous", "sliced", "transposed", "expanded-dense")
@@ -53,6 +53,8 @@ def check_implementation(
     implementation with code of its own for untuned sizes, ``bind_untuned``, runs that there. What the implementation
     says it does not support is skipped, with its reasons.
     """
+    refuse_unlike("check_implementation", "implementation", implementation, Implementation)
+    refuse_unlike("check_implementation", "op", op, Op)
     there = _device(implementation, device)
     notes = Notes(f"{implementation.name} of {op.name} on {there}")
     if implementation.op != op.name:

@@ -23,7 +23,7 @@ from ..errors import InvalidArgumentError, InvalidDefinitionError, RegistryError
 from ..folding import Place
 from ..problem import Problem, Value
 from .given_inputs import SEED, GivenInputs
-from .reports import Notes, Report, guarded
+from .reports import Notes, Report, guarded, refuse_unlike
 
 _CPU = Device.of("cpu")
 _LAYOUTS: tuple[PoisonedLayout, ...] = ("sliced", "transposed", "strided", "expanded-dense", "scalar-dense")
@@ -41,6 +41,7 @@ def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None
     names are there, and a reference that is to be inlined reads no data. Over all its examples the tolerance must
     refuse results that were not computed: zeros, one number everywhere, the output of a previous call.
     """
+    refuse_unlike("check_op", "op", op, Op)
     notes = Notes(f"op {op.name}")
     notes.failures += [(Place(), fault) for fault in _backward_faults(op)]
     checked = list(_examples(op, notes)) if problems is None else _named(op, problems)

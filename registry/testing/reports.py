@@ -8,11 +8,18 @@ from dataclasses import dataclass, field, replace
 
 from ..author_code import where_raised, where_run_failed
 from ..correctness.poisoned_layouts import LAYOUTS
-from ..errors import CheckError, RegistryError
+from ..errors import ArgumentTypeError, CheckError, RegistryError
 from ..folding import Place, folded, kind_of
 
 _LINE = re.compile(r"\.py:\d")
 """A line of an author's file in a message."""
+
+
+def refuse_unlike(check: str, name: str, given: object, kind: type) -> None:
+    """Raise ArgumentTypeError unless an argument of a check, by the names of both, is of a public class of ours."""
+    if not isinstance(given, kind):
+        shown = f"the class {given.__name__}" if isinstance(given, type) else f"{given!r:.80}"
+        raise ArgumentTypeError(f"{check}: {name} is {shown}", hint=f"expected a registry.{kind.__name__}")
 
 
 @dataclass(frozen=True)

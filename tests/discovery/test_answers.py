@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from registry import Config, Device, Implementation, InvalidDefinitionError, Problem, TensorSpec
+from registry import Config, Device, Implementation, InvalidDefinitionError, Launch, Problem, TensorSpec
 from registry.artifact import Built
+from registry.backends.cpp import CppImplementation, CppKernel
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.errors import WrongAnswerError
@@ -105,6 +106,19 @@ def test_what_is_true_or_false_may_have_a_slot() -> None:
     assert not catalog.implementation("rms_norm", "a.own").deterministic
     with pytest.raises(InvalidDefinitionError, match=r"Right.any_size is 1, expected True or False"):
         Catalog(entry_points=()).register(Right(any_size=1))
+
+
+def test_what_binds_launches_for_each_size_serves_no_other_by_one_run() -> None:
+    class AnySize(CppImplementation):
+        op, name, any_size = "square", "a.any_size", True
+
+        def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
+            return Launch(CppKernel("void square(float* y, const float* x, long n) {}", "square"), (1,), ("y", "x", 3))
+
+    with pytest.raises(
+        InvalidDefinitionError, match=r"any_size is True, but its run has .* of one size: leave any_size"
+    ):
+        Catalog(entry_points=()).register(AnySize())
 
 
 def test_device_types_that_are_a_text_are_refused() -> None:

@@ -21,11 +21,24 @@ from registry.contracts import (
     SQUARE,
 )
 from registry.correctness.reference_width import narrow_faults
+from registry.discovery.catalog import Catalog
 from registry.errors import CheckError, InvalidArgumentError
 from registry.problem import Arguments, Problem, Value
-from registry.testing import check_op
+from registry.testing import check_implementation, check_op
 
 from ..covering import covering
+
+
+def test_what_is_no_op_and_no_implementation_is_told() -> None:
+    with pytest.raises(TypeError, match=r"check_op: op is 'softmax'\n  expected a registry.Op"):
+        check_op("softmax")  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"check_implementation: implementation is the class Op\n  expected a registry.Imp"
+    ):
+        check_implementation(Op, RMS_NORM)  # type: ignore[arg-type]
+    own = next(iter(Catalog().implementations("rms_norm")))
+    with pytest.raises(TypeError, match=r"check_implementation: op is 'rms_norm'\n  expected a registry.Op"):
+        check_implementation(own, "rms_norm")  # type: ignore[arg-type]
 
 
 def sixteenths(size: int) -> tuple[int, int]:

@@ -52,7 +52,7 @@ def _halved(op: Op, problem: Problem, goes_on: Callable[[Problem, int], bool]) -
     while op.dynamic:
         name = max(op.dynamic, key=lambda each: int(problem.dims[each]))
         size = int(problem.dims[name])
-        if size % (2 * _MULTIPLE) or not goes_on(problem, size):
+        if size <= 0 or size % (2 * _MULTIPLE) or not goes_on(problem, size):
             break
         try:
             problem = op.problem_of({**problem.dims, name: size // 2})

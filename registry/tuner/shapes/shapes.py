@@ -185,14 +185,18 @@ def _expected(op: Op, name: str) -> str:
     if name == "dtype":
         return _DTYPE
     if name in op.dynamic:
-        return _SIZE
+        return _NUMBER if name in op.numbers else _SIZE
     kinds = {parameter.name: parameter.kind for parameter in op.parsed.parameters}
     # a static dimension that no argument is named after may be a size (cols) or a flag (symmetric)
     return {"str": _TEXT, "bool": _FLAG, "int": _SIZE}.get(kinds.get(name, ""), _SIZE_OR_FLAG)
 
 
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+
+
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST
+    return _is_integer(value) and cast("int", value) >= 1
 
 
 def _is_dtype(value: object) -> bool:
@@ -207,11 +211,12 @@ def _written(value: object) -> str:
 
 
 _DTYPE, _TEXT, _FLAG = "a dtype, e.g. bfloat16", "text", "true or false"
-_SIZE, _SIZE_OR_FLAG = "a positive integer", "a positive integer, true or false"
+_NUMBER, _SIZE, _SIZE_OR_FLAG = "an integer", "a positive integer", "a positive integer, true or false"
 _ACCEPTS: Mapping[str, Callable[[object], bool]] = {
     _DTYPE: _is_dtype,
     _TEXT: lambda value: isinstance(value, str) and value != "",
     _FLAG: lambda value: isinstance(value, bool),
+    _NUMBER: _is_integer,
     _SIZE: _is_positive,
     _SIZE_OR_FLAG: lambda value: isinstance(value, bool) or _is_positive(value),
 }

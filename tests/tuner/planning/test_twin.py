@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from registry.contract import Floor
+from registry.contracts import SOFTMAX
 from registry.device import Device
 from registry.discovery.catalog import Catalog
 from registry.dispatch.plans.plan import Candidate, build
@@ -39,6 +43,22 @@ def test_the_twin_differs_in_its_largest_dynamic_dimension_which_stays_a_multipl
 def test_a_size_that_cannot_be_halved_so_often_has_no_twin(catalog: Catalog) -> None:
     op = catalog.op("square")
     assert twin_of(op, op.problem_of({"n": 16 * (2**23 + 1), "dtype": "float32"})) is None
+
+
+@pytest.mark.parametrize("shift", [0, -32])
+def test_a_number_that_is_no_size_is_not_halved_for_ever(shift: int) -> None:
+    roll = replace(
+        SOFTMAX,
+        name="test::roll",
+        schema="test::roll(Tensor x, int shift) -> Tensor y",
+        backward=None,
+        static=frozenset({"dtype"}),
+        dynamic=frozenset({"shift"}),
+        transfers={},
+        check=None,
+        floor=lambda _: Floor(2 * LARGE_BYTES, 0),
+    )
+    assert twin_of(roll, roll.problem_of({"shift": shift, "dtype": "float32"})) is None
 
 
 def test_a_search_asks_for_what_the_twin_needs_beside_its_own_variants(catalog: Catalog) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.contract import Floor, Op, Tolerance
-from registry.errors import InvalidDefinitionError, ShapesFileError, UnknownNameError
+from registry.errors import InvalidArgumentError, InvalidDefinitionError, ShapesFileError, UnknownNameError
 from registry.problem import Problem
 from registry.tuner.shapes import shapes
 from registry.tuner.shapes.shapes import Shapes, load_shapes, read_shapes
@@ -295,6 +296,27 @@ def test_whatever_stands_in_a_file_is_shapes_or_a_shapes_file_error(
         load_shapes(path, Ops())
     except ShapesFileError as fault:
         assert "\n" not in fault.message  # noqa: PT017
+
+
+def test_a_dimension_that_is_an_int_argument_may_be_any_integer_where_it_is_dynamic(
+    tmp_path: Path,
+) -> None:
+    class Rolls:
+        def ops(self) -> dict[str, Op]:
+            return {"roll": replace(_op("roll", "int shift", set()), dynamic=frozenset({"rows", "shift"}))}
+
+    path, text = tmp_path / "shapes.yaml", "roll:\n  - {{rows: {}, dtype: float32, shift: {}}}\n"
+    path.write_text(text.format(3, "[-7, 0, 5]"))
+    assert [problem.shift for problem in load_shapes(path, Rolls())["roll"]] == [-7, 0, 5]
+    for rows, shift, told in (
+        (0, 5, "rows: got 0\n  expected a positive"),
+        (3, "true", "shift: got True\n  expected an int"),
+    ):
+        path.write_text(text.format(rows, shift))
+        with pytest.raises(ShapesFileError, match=told):
+            load_shapes(path, Rolls())
+    with pytest.raises(InvalidArgumentError, match="shift must be an integer, got '5'"):
+        Rolls().ops()["roll"].problem_of({"rows": 3, "dtype": "float32", "shift": "5"})
 
 
 def test_no_op_may_call_a_dimension_as_the_count_is_called() -> None:
