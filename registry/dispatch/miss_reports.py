@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..contract import Op
+from ..problem import Problem
 from .call_answers import Asked
 from .mode import Mode
 from .recording import recorder
@@ -45,7 +46,7 @@ class MissReports:
         watch = self._watch
         if not (watch.active or watch.misses.active) or nothing_to_launch(asked.tensors):
             return
-        if watch.active:
+        if watch.active and self._is_tunable(asked.problem):
             watch.seen(asked.problem)
         if missed is not None:
             self.note(missed)
@@ -58,5 +59,11 @@ class MissReports:
             and problem is not None
             and resolved.choice.step not in _CHOSEN
             and self._mode() != "reference"
+            and self._is_tunable(problem)
         ):
             misses.note(problem, resolved.calls)
+
+    def _is_tunable(self, problem: Problem) -> bool:
+        """False for a problem with an empty tensor, which has nothing to tune, and which no shapes file may hold."""
+        sizes = [value for name, value in problem.dims.items() if name not in self._op.numbers]
+        return not any(type(size) is int and size < 1 for size in sizes)

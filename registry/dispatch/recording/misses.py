@@ -121,8 +121,6 @@ class Misses:
 
     def note(self, problem: Problem, calls: CallsCounter) -> None:
         """Note that ``calls`` counts calls of a problem without an exact winner."""
-        if not recording_file.recordable(problem):
-            return
         with self._lock:
             if self._path is None and not self._begin():
                 return

@@ -52,8 +52,7 @@ class _Recording:
         """Add the counts to the file; returns False, and writes nothing, if there are none."""
         counts: Counter[Problem] = Counter()
         for problem, count in self._counts.values():
-            if recording_file.recordable(problem):
-                counts[problem] += count
+            counts[problem] += count
         if not counts:
             return False
         try:

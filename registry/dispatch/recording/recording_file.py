@@ -59,11 +59,6 @@ class Recorded:
             self.left_out += count
 
 
-def recordable(problem: Problem) -> bool:
-    """True if a shapes file can hold the problem: one with an empty tensor has nothing to tune."""
-    return not any(type(value) is int and value < 1 for value in problem.dims.values())
-
-
 def checked(path: str | Path) -> Path:
     """The absolute path, links resolved. Raises RegistryError for a path that could not be written later.
 

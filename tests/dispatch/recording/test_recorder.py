@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from registry import Problem, RegistryError
+from registry import Floor, Op, Problem, RegistryError, Tolerance, implementation_of
 from registry.contracts import BOX
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
@@ -92,7 +92,7 @@ def test_what_is_seen_outside_of_a_block_is_not_written(recorder: Recorder, path
 
 def test_a_block_that_saw_nothing_makes_no_file_and_says_so(recorder: Recorder, path: Path) -> None:
     with pytest.warns(DispatchWarning, match=f"nothing was recorded to {path}") as told, recorder.record(path):
-        recorder.seen(softmax(0))
+        pass
     assert [warning.filename for warning in told] == [__file__]
     assert not path.exists()
 
@@ -382,6 +382,37 @@ def test_only_calls_that_a_kernel_may_answer_are_counted(path: Path) -> None:
         dispatcher.explain("softmax", x)
         dispatcher.call("square", torch.ones(3))
     assert counts_of(path) == {"square(n=3, dtype=float32)": 1}
+
+
+def test_numbers_below_one_are_recorded_and_missed_and_sizes_below_one_are_not(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missed, name = tmp_path / "missed.yaml", "test::shifted"
+    monkeypatch.setenv("KERNEL_REGISTRY_MISSES", str(missed))
+    op = Op(
+        name=name,
+        schema=f"{name}(Tensor x, int shift) -> Tensor y",
+        version=1,
+        reference=lambda x, shift: x + shift,
+        problem=lambda given: {"pairs": given.tensor("x").numel // 2, "shift": given.integer("shift")},
+        inputs=lambda problem, _kind, _generator: (torch.ones(2 * problem.pairs), problem.shift),
+        floor=lambda _: Floor(1, 1),
+        tolerance=Tolerance({}, {}, lambda _, y: y),
+        static=frozenset(),
+        dynamic=frozenset({"pairs", "shift"}),
+    )
+    catalog = Catalog(entry_points=())
+    catalog.define(op)
+    catalog.register(implementation_of(name, "own.torch", lambda x, shift: x + shift, any_size=True))
+    dispatcher = Dispatcher(catalog)
+    with dispatcher.recorder.record(path):
+        for shift in (0, -3, 5):
+            dispatcher.call(name, torch.ones(4), shift)
+        dispatcher.call(name, torch.ones(1), 5)  # half a pair
+    dispatcher.recorder.misses.save()
+    for written in (path, missed):
+        found = read_shapes(written, catalog).problems[name]
+        assert {(problem.pairs, problem.shift) for problem in found} == {(2, 0), (2, -3), (2, 5)}
 
 
 def test_the_shapes_guide_names_every_op_of_the_box_with_its_dimensions() -> None:
