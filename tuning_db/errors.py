@@ -24,6 +24,10 @@ class LostDatabaseError(UnreachableDatabaseError):
     """A server that went away or does not answer, which may pass: it is being started again."""
 
 
+class MovedDatabaseError(UnreachableDatabaseError):
+    """A file was deleted or replaced while it was open; ``message`` tells where a copy of what it held is saved."""
+
+
 class CorruptedDatabaseError(TuningDBError):
     """The file is not a SQLite database, or is damaged."""
 

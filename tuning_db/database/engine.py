@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from .bad_rows import SHOWN
 from .faults import told_of
 from .files import Access, check_file, writable
 from .location import Location
+from .opened_files import OpenedFiles
 
 SILENCE_S = 600.0
 """Seconds without a byte of a server's answer after which it is lost: longer than a query of a great database takes."""
@@ -31,7 +33,8 @@ SILENCE_S = 600.0
 class Opened:
     """An open database: ``reader`` begins plain transactions, ``writer`` transactions that take the write lock at once.
 
-    ``found`` is the version of its schema before it was opened, ``version`` the one now.
+    ``found`` is the version of its schema before it was opened, ``version`` the one now. ``files`` are those of a
+    database that is no server's; ``written``: whether this process has added to them.
     """
 
     location: Location
@@ -40,6 +43,8 @@ class Opened:
     version: int
     read_only: bool
     found: int
+    files: OpenedFiles | None = None
+    written: bool = False
     closed: bool = False
 
     def close(self) -> None:
@@ -52,6 +57,7 @@ class Opened:
         """A session that reads; its ``info`` tells the version of the schema."""
         with self._told(), Session(self.reader, info=self._info()) as session:
             yield session
+        self._check_files()
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
@@ -66,6 +72,19 @@ class Opened:
                 raise OutdatedSchemaError(message, hint="`registry db upgrade` brings it up to date, with all it holds")
             with Session(self.writer, info=self._info()) as session, session.begin():
                 yield session
+        self.written = True
+        self._check_files()
+
+    def _check_files(self) -> None:
+        """Raises MovedDatabaseError where the files have been deleted or replaced; what was written is saved first."""
+        if self.files is not None:
+            self.files.check(self._connection if self.written else None)
+
+    def _connection(self) -> sqlite3.Connection:
+        """A connection that was made before: one for each transaction stays open."""
+        with closing(self.reader.raw_connection()) as pooled:
+            assert isinstance(pooled.driver_connection, sqlite3.Connection)
+            return pooled.driver_connection
 
     def _info(self) -> dict[Any, Any]:
         return {SCHEMA_VERSION: self.version, SHOWN: self.location.shown}
@@ -131,9 +150,12 @@ def _open_file(location: Location, create: bool, upgrade: bool) -> Opened:
             check_readable(version, shown)
             sqlite.set_journal(access, shown)
     check_readable(version, shown)
-    engine = sqlite.make_engine(access)
+    if access.mode == "rwc":  # it is there by now, and is not to be made a second time
+        access = replace(access, mode="rw")
+    files = OpenedFiles(path, shown, logged=not access.immutable)
+    engine = sqlite.make_engine(access, files=files)
     writer = engine.execution_options(**{sqlite.WRITES: True})
-    return Opened(location, engine, writer, version, read_only, found)
+    return Opened(location, engine, writer, version, read_only, found, files)
 
 
 def _open_server(location: Location, create: bool, upgrade: bool, pool: type[Pool], silence_s: float) -> Opened:
