@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
@@ -20,8 +22,8 @@ from ..reading import SCHEMA_VERSION
 from ..schema import LATEST, check_readable, migrate, read_version
 from . import server, sqlite
 from .bad_rows import SHOWN
-from .faults import told_of
-from .files import Access, check_file, writable
+from .faults import LOCK_TIMEOUT, told_of
+from .files import BUSY_SECONDS, Access, check_file, writable
 from .location import Location
 from .opened_files import OpenedFiles
 
@@ -89,11 +91,22 @@ class Opened:
     def _info(self) -> dict[Any, Any]:
         return {SCHEMA_VERSION: self.version, SHOWN: self.location.shown}
 
-    def _told(self) -> AbstractContextManager[None]:
-        """Context in which faults name the database. Raises TuningDBError for one that was closed."""
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Context in which faults name the database. Raises TuningDBError for one that was closed.
+
+        A fault of tables that are not as they were may be that of another version, which has upgraded them meanwhile.
+        """
         if self.closed:
             raise TuningDBError(f"{self.location.shown} was closed", hint="open it again with Store.open()")
-        return told_of(self.location.shown)
+        try:
+            with told_of(self.location.shown):
+                yield
+        except TuningDBError as fault:
+            if type(fault) is TuningDBError:
+                with told_of(self.location.shown), self.reader.connect() as connection:
+                    check_readable(read_version(connection, self.location.shown), self.location.shown)
+            raise
 
 
 def open_database(
@@ -176,10 +189,20 @@ def _open_server(location: Location, create: bool, upgrade: bool, pool: type[Poo
 
 
 def _migrate(engine: Engine, shown: str) -> None:
-    """Checks the version, migrates and stamps in one transaction, so that processes migrating at once all succeed."""
+    """Checks the version, migrates and stamps in one transaction, so that processes migrating at once all succeed.
+
+    Raises a DBAPIError where another client uses the tables of a server for longer than the busy timeout.
+    """
+    deadline = time.monotonic() + BUSY_SECONDS
     try:
-        with engine.begin() as connection:
-            migrate(connection, shown)
+        while True:
+            try:
+                with engine.begin() as connection:
+                    return migrate(connection, shown)
+            except DBAPIError as fault:  # others use the tables: they go on meanwhile
+                if getattr(fault.orig, "sqlstate", None) != LOCK_TIMEOUT or time.monotonic() > deadline:
+                    raise
+            time.sleep(1.0)
     finally:
         engine.dispose()
 

@@ -45,6 +45,9 @@ _SQLITE: dict[int, tuple[type[TuningDBError], str, str]] = {
 
 """By SQLite's primary result code: the error, what it says of the database, and its hint."""
 
+LOCK_TIMEOUT = "55P03"
+"""PostgreSQL's code for a lock that was waited for as long as was asked."""
+
 _NOT_ALLOWED = (TuningDBError, "does not let this user do that", _GRANT)
 
 _POSTGRESQL: dict[str, tuple[type[TuningDBError], str, str]] = {
@@ -56,6 +59,7 @@ _POSTGRESQL: dict[str, tuple[type[TuningDBError], str, str]] = {
     ),
     "3F000": _NOT_ALLOWED,  # without any right to the schema the server says that there is none
     "42501": _NOT_ALLOWED,
+    LOCK_TIMEOUT: (BusyDatabaseError, "is held by another process", "wait for it to finish, or stop it"),
     "53100": (FullDatabaseError, "cannot grow: the server's disk is full", _FREE),
 }
 """By the code of PostgreSQL: the error, what it says of the database, and its hint."""
