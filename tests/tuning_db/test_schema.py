@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import shutil
+import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -271,6 +274,39 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
     assert connection.execute(f"SELECT * FROM {VERSION_TABLE}").fetchall() == [("0001",)]
     assert "host" not in [row[1] for row in connection.execute("PRAGMA table_info(trial)")]
     connection.close()
+
+
+KILLED = """
+import os, signal, sys
+from sqlalchemy import Engine, event
+from tuning_db import Store
+
+@event.listens_for(Engine, "after_cursor_execute")
+def executed(connection, cursor, statement, *_):
+    if "CREATE TABLE fleet_job" in statement:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Store.upgrade(sys.argv[1])
+"""
+"""Upgrades a database and is killed when most of the steps are done."""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_migration_that_was_killed_is_undone_and_can_be_made_again(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, environment_variables: dict[str, str]
+) -> None:
+    path = _restored(FIXTURES / "v1_comparisons.sql", tmp_path)
+    url = f"sqlite:///{path}"
+    if kind == "postgresql":
+        url = request.getfixturevalue("postgresql_url")
+        _copied_to_server(path, url)
+    done = subprocess.run([sys.executable, "-c", KILLED, url], env=environment_variables, check=False)
+    assert done.returncode == -signal.SIGKILL
+    with Store.open(url, create=False, migrate=False) as store:
+        assert len(store.trials()) == 2
+    assert Store.upgrade(url) == (1, schema.LATEST)
+    with Store.open(url) as store:
+        assert len(store.trials()) == 2
 
 
 def test_a_reader_neither_ends_nor_waits_for_a_migration_that_waits_for_it(
