@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import RegistryError
+from ..untrusted.file_kinds import why_no_file
 
 if TYPE_CHECKING:
     from tuning_db import Store
@@ -81,7 +82,7 @@ def catalog_with(plugins: Iterable[Path] | None) -> Catalog:
 def not_a_file(path: Path) -> str:
     """Why a path is no readable file, "" if it is one; also for text that cannot be a file's name."""
     try:
-        return "" if path.is_file() else "a folder" if path.is_dir() else "no such file"
+        return why_no_file(path)
     except OSError as fault:
         return str(fault.strerror)
 

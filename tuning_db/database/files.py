@@ -70,6 +70,7 @@ def check_file(path: Path, shown: str, *, create: bool) -> bool:
                 raise UnreachableDatabaseError(
                     f"{shown} is a {_kind(path)}, expected a file", hint="set KERNEL_REGISTRY_DB (or --db) to a file"
                 )
+            _check_journals(path)
             _check_header(path, shown)
             return True
         if not create:
@@ -84,6 +85,15 @@ def check_file(path: Path, shown: str, *, create: bool) -> bool:
             hint="set KERNEL_REGISTRY_DB (or --db) to a file in a folder that is writable",
         )
     return False
+
+
+def _check_journals(path: Path) -> None:
+    """Raises UnreachableDatabaseError for a FIFO or a folder where SQLite keeps a journal: it would wait for ever."""
+    for end in ("-journal", "-wal", "-shm"):
+        journal = path.with_name(path.name + end)
+        if journal.exists() and not journal.is_file():
+            kind = "folder" if journal.is_dir() else _kind(journal)
+            raise UnreachableDatabaseError(f"{journal} is a {kind}, expected SQLite's own file", hint="remove it")
 
 
 def _check_header(path: Path, shown: str) -> None:
