@@ -43,7 +43,7 @@ _SQLITE: dict[int, tuple[type[TuningDBError], str, str]] = {
     sqlite3.SQLITE_IOERR: (TuningDBError, "cannot be read or written", f"check the disk, or {_MOVE}"),
 }
 
-"""By SQLite's primary result code: the error, what it says of the database, and its hint."""
+"""Errors by SQLite's primary result code: the class, what it says of the database, and its hint."""
 
 LOCK_TIMEOUT = "55P03"
 """PostgreSQL's code for a lock that was waited for as long as was asked."""
@@ -62,7 +62,7 @@ _POSTGRESQL: dict[str, tuple[type[TuningDBError], str, str]] = {
     LOCK_TIMEOUT: (BusyDatabaseError, "is held by another process", "wait for it to finish, or stop it"),
     "53100": (FullDatabaseError, "cannot grow: the server's disk is full", _FREE),
 }
-"""By the code of PostgreSQL: the error, what it says of the database, and its hint."""
+"""Errors by PostgreSQL's code: the class, what it says of the database, and its hint."""
 
 
 def sqlite_code(fault: BaseException | None) -> int | None:
