@@ -168,6 +168,7 @@ def _open_file(location: Location, create: bool, upgrade: bool) -> Opened:
     files = OpenedFiles(path, shown, logged=not access.immutable)
     engine = sqlite.make_engine(access, files=files)
     writer = engine.execution_options(**{sqlite.WRITES: True})
+    engine.connect().close()  # stays open, so that no other file gets this one's number
     return Opened(location, engine, writer, version, read_only, found, files)
 
 

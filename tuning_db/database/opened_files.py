@@ -25,7 +25,7 @@ _LOGS = ("-wal", "-shm")
 
 
 class OpenedFiles:
-    """The files at a database's path as they were when it was opened; messages call it ``shown``.
+    """The files at a database's path as the first connection has found them; messages call it ``shown``.
 
     ``logged``: whether a log stays where it is while there is a connection.
     """
@@ -34,7 +34,7 @@ class OpenedFiles:
         self._path = path
         self._shown = shown
         self._logged = logged
-        self._inode = _inode(path)
+        self._inode: _Inode | None = None
         self._logs: dict[Path, _Inode] = {}
         self._process = 0
         self._lock = threading.Lock()
@@ -43,9 +43,12 @@ class OpenedFiles:
     @contextmanager
     def connecting(self) -> Iterator[None]:
         """Context that makes a connection. Raises MovedDatabaseError where it would be to another database."""
-        if told := self._moved():
+        if self._inode is not None and (told := self._moved()):
             raise MovedDatabaseError(f"{self._shown} {told} while it was open", hint=_AGAIN)
         yield
+        if self._inode is None:
+            # not before: a container's file system copies a file of its image when it is first opened for writing
+            self._inode = _inode(self._path)
         # a forked child's are its own: its parent's log may have gone with the parent's last connection
         if self._logged and self._process != os.getpid():
             paths = [self._path.with_name(self._path.name + end) for end in _LOGS]
