@@ -21,7 +21,7 @@ class UnreachableDatabaseError(TuningDBError):
 
 
 class LostDatabaseError(UnreachableDatabaseError):
-    """A server that went away or does not answer, which may pass: it is being started again."""
+    """A server that went away, does not answer or has undone a transaction, which may pass: it is started again."""
 
 
 class FullDatabaseError(LostDatabaseError):

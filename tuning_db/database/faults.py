@@ -50,6 +50,12 @@ LOCK_TIMEOUT = "55P03"
 
 _NOT_ALLOWED = (TuningDBError, "does not let this user do that", _GRANT)
 
+_UNDONE = (
+    LostDatabaseError,
+    "has undone a transaction for another client's",
+    "nothing of it is stored; run it again, and not during an upgrade",
+)
+
 _POSTGRESQL: dict[str, tuple[type[TuningDBError], str, str]] = {
     "25006": (ReadOnlyDatabaseError, "can only be read", _MOVE),
     "25P03": (
@@ -58,6 +64,8 @@ _POSTGRESQL: dict[str, tuple[type[TuningDBError], str, str]] = {
         "this process, or its network, stood still within a transaction, which the server has ended",
     ),
     "3F000": _NOT_ALLOWED,  # without any right to the schema the server says that there is none
+    "40001": _UNDONE,
+    "40P01": _UNDONE,  # a deadlock, as with an upgrade
     "42501": _NOT_ALLOWED,
     LOCK_TIMEOUT: (BusyDatabaseError, "is held by another process", "wait for it to finish, or stop it"),
     "53100": (FullDatabaseError, "cannot grow: the server's disk is full", _FREE),
