@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import locale
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,6 +90,17 @@ def _depth() -> int:
     return min(sys.getrecursionlimit(), _DEPTH)
 
 
+def _ends() -> tuple[Any, ...]:
+    """The handlers of the signals by which a user ends a program in order."""
+    return signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+
+def _set_ends(value: tuple[Any, ...]) -> None:
+    for number, handler in zip((signal.SIGINT, signal.SIGTERM), value, strict=True):
+        with suppress(ValueError, TypeError):  # another thread's, or one that is not Python's
+            signal.signal(number, handler)
+
+
 PROCESS_SETTINGS: Mapping[str, Setting] = {
     "torch's default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype),
     "torch's default device": Setting(
@@ -108,6 +120,7 @@ PROCESS_SETTINGS: Mapping[str, Setting] = {
     "depth of Python's calls": Setting(_depth, sys.setrecursionlimit),
     "NumPy's errors": Setting(np.geterr, lambda value: np.seterr(**value)),
     "warnings that are errors": Setting(_errors_among_warnings, _warn_again),
+    "handlers of Ctrl-C and SIGTERM": Setting(_ends, _set_ends),
     "locale": Setting(lambda: locale.setlocale(locale.LC_ALL), lambda value: locale.setlocale(locale.LC_ALL, value)),
 }
 """The settings by name, in the order in which they are put back; all can be."""

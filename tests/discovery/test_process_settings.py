@@ -38,11 +38,12 @@ CHANGES = {
     "depth of Python's calls": "sys.setrecursionlimit(500)",
     "NumPy's errors": "np.seterr(all='raise')",
     "warnings that are errors": "warnings.filterwarnings('error', message='mine')",
+    "handlers of Ctrl-C and SIGTERM": "signal.signal(signal.SIGTERM, lambda *_: None)",
     "locale": "locale.setlocale(locale.LC_ALL, 'C.UTF-8' if locale.setlocale(locale.LC_ALL) == 'C' else 'C')",
 }
 
 PLUGIN = """
-import gc, locale, sys, warnings
+import gc, locale, signal, sys, warnings
 import numpy as np
 import torch
 import registry
