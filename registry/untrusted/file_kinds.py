@@ -17,11 +17,13 @@ _KINDS = {
 
 
 def why_no_file(path: Path) -> str:
-    """Why a path is no regular file, e.g. "a FIFO, not a file"; "" if it is one. Raises OSError, but where none is."""
+    """Why a path is no regular file, e.g. "a FIFO, not a file" or "Permission denied"; "" if it is one."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: text that cannot be a path
         return "no such file"
+    except OSError as fault:  # links in a circle, a folder that may not be entered
+        return str(fault.strerror)
     return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "not a file")
 
 

@@ -98,5 +98,4 @@ def test_kinds_of_paths_are_told(tmp_path: Path, pipe: Path) -> None:
     assert why_no_file(tmp_path / "none") == why_no_file(Path("a\0b")) == "no such file"
     assert why_no_file(pipe) == "a FIFO, not a file"
     assert why_no_file(Path(os.devnull)) == "a device, not a file"
-    with pytest.raises(OSError, match="symbolic links"):
-        why_no_file(tmp_path / "circle")
+    assert "symbolic links" in why_no_file(tmp_path / "circle")
