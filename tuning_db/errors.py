@@ -21,7 +21,15 @@ class UnreachableDatabaseError(TuningDBError):
 
 
 class LostDatabaseError(UnreachableDatabaseError):
-    """A server that went away or does not answer, which may pass: it is being started again."""
+    """A server that went away, does not answer or has undone a transaction, which may pass: it is started again."""
+
+
+class FullDatabaseError(LostDatabaseError):
+    """The database's disk has no room for what is to be written, which may pass: nothing of it is stored."""
+
+
+class MovedDatabaseError(UnreachableDatabaseError):
+    """A file was deleted or replaced while it was open; ``message`` tells where a copy of what it held is saved."""
 
 
 class CorruptedDatabaseError(TuningDBError):

@@ -42,6 +42,9 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 _ADVISORY_LOCK = 0x6B72_6462
 """Number of the advisory lock on a PostgreSQL server that a migrating process holds; any number would do."""
 
+_LOCK_MS = 1000
+"""Milliseconds that a migration on a PostgreSQL server waits for those who use a table."""
+
 _alembic = threading.Lock()
 """alembic keeps its environment in module globals, so two threads must not migrate at once."""
 
@@ -103,6 +106,8 @@ def migrate(connection: Connection, shown: str) -> None:
 
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
+        # behind a step that waits for a reader to end, all other readers wait: dispatch gives up after 2 s
+        connection.execute(text(f"SET LOCAL lock_timeout = {_LOCK_MS}"))
     version = read_version(connection, shown)
     if version == LATEST:
         return  # another process was first

@@ -18,6 +18,7 @@ from ..errors import RegistryError
 from ..problem import Value
 from ..tuner.processes import spawning
 from ..tuner.processes.process import Child
+from ..untrusted.file_kinds import why_no_file
 from . import sanitizer
 from .outcomes import CheckOutcome, PluginCheck
 from .sandboxed import found_in_sandbox, require_sandbox
@@ -75,8 +76,8 @@ def check_plugin(request: CheckRequest, tell: Tell = lambda _: None) -> PluginCh
 
 def _require(target: str) -> None:
     path = Path(target)
-    if is_file(target) and not path.is_file():
-        raise RegistryError(f"{target}: {'a folder' if path.is_dir() else 'no such file'}", hint="expected a .py file")
+    if is_file(target) and (why := why_no_file(path)):
+        raise RegistryError(f"{target}: {why}", hint="expected a .py file")
     if path.is_dir():
         distribution_in(path)
 

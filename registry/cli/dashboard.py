@@ -23,7 +23,8 @@ def dashboard(
 ) -> None:
     """Open the searches in optuna-dashboard.
 
-    One study per problem, rebuilt from the stored trials. Changes made in the browser are not stored.
+    One study per problem, rebuilt from the stored trials. Changes made in the browser are not stored. There is no
+    password: --host makes it reachable from other machines.
     """
     if not 0 <= port <= _HIGHEST_PORT:
         raise typer.BadParameter(f"--port {port}: expected 0 to {_HIGHEST_PORT}")

@@ -15,6 +15,7 @@ from tuning_db import ExchangeError
 
 from ..errors import RegistryError, UnknownNameError
 from ..paths import expanded, resolved, whole_file
+from ..untrusted.file_kinds import refuse_pipe
 from .collecting import seldom_collecting
 from .display import text
 from .options import Database, OneOp, check_stored_op
@@ -119,6 +120,7 @@ def import_(
     from tuning_db.exchange import lines
 
     try:
+        refuse_pipe(file)
         with file.open(encoding="utf-8") as stream, seldom_collecting():
             checked = lines(stream)
             first = list(itertools.islice(checked, _CHECKED_FIRST))

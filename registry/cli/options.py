@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import RegistryError
+from ..untrusted.file_kinds import why_no_file
 
 if TYPE_CHECKING:
     from tuning_db import Store
@@ -70,20 +71,12 @@ def catalog_with(plugins: Iterable[Path] | None) -> Catalog:
 
     catalog = Catalog()
     for path in plugins or ():
-        if fault := not_a_file(path):
+        if fault := why_no_file(path):
             raise RegistryError(
                 f"--plugin {path}: {fault}", hint="expected a Python file, see docs/writing-a-plugin.md"
             )
         catalog.load_file(path)
     return catalog
-
-
-def not_a_file(path: Path) -> str:
-    """Why a path is no readable file, "" if it is one; also for text that cannot be a file's name."""
-    try:
-        return "" if path.is_file() else "a folder" if path.is_dir() else "no such file"
-    except OSError as fault:
-        return str(fault.strerror)
 
 
 def split(option: str, values: Iterable[str] | None) -> list[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
+import io
 import ipaddress
+import logging
 import socket
 from collections.abc import Callable, Collection, Iterable
 from socketserver import ThreadingMixIn
@@ -33,6 +36,10 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True  # Ctrl-C does not wait for a browser
 
 
+class _ServerOnIPv6(_Server):
+    address_family = socket.AF_INET6
+
+
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (named so by the base class)
         """Logs nothing: a line per request would hide the line that names the address."""
@@ -42,19 +49,25 @@ def guarded(application: WSGIApplication, host: str) -> WSGIApplication:
     """``application`` that refuses requests by pages of other sites, which must neither read nor change its data.
 
     Another site may let its own name resolve to this address, so a name in ``Host`` must be this machine's or ``host``;
-    an address is safe. An ``Origin``, which browsers send with changing requests, must be this server's.
+    an address is safe. An ``Origin``, which browsers send with changing requests, must be this server's. Faults of the
+    application are answered, and not written to the terminal.
     """
     names = {"localhost", host.lower(), socket.gethostname().lower()}
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        asked, origin = environ.get("HTTP_HOST", ""), environ.get("HTTP_ORIGIN")
+        asked, origin, answered = environ.get("HTTP_HOST", ""), environ.get("HTTP_ORIGIN"), "403 Forbidden"
         if not _names_this_server(asked, names):
             fault = f"Host {asked!r:.200} is not this server\n"
         elif origin is not None and origin.lower() != f"http://{asked.lower()}":
             fault = f"a page of {origin!r:.200} may not use this server\n"
+        elif not (environ.get("CONTENT_LENGTH") or "0").isdecimal():
+            fault, answered = "Content-Length is no number\n", "400 Bad Request"
         else:
+            # optuna-dashboard expects what every browser sends; its tracebacks would quote requests to a terminal
+            environ.setdefault("HTTP_ACCEPT_ENCODING", "identity")
+            environ["wsgi.errors"] = io.StringIO()
             return application(environ, start_response)
-        start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+        start_response(answered, [("Content-Type", "text/plain; charset=utf-8")])
         return [fault.encode("utf-8", "replace")]
 
     return answer
@@ -71,6 +84,14 @@ def _names_this_server(asked: str, names: Collection[str]) -> bool:
     return True
 
 
+def _is_private(host: str) -> bool:
+    """True for an address or a name that only this machine can reach."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 def serve(storage: InMemoryStorage, host: str, port: int, opened: Callable[[str], None]) -> None:
     """Serves optuna-dashboard until interrupted, after calling ``opened`` with the address.
 
@@ -78,21 +99,31 @@ def serve(storage: InMemoryStorage, host: str, port: int, opened: Callable[[str]
     """
     from optuna_dashboard import wsgi
 
+    # it logs a traceback for each request that it cannot answer
+    logging.getLogger("optuna_dashboard").addHandler(logging.NullHandler())
     listen(wsgi(storage), host, port, opened)
 
 
 def listen(application: WSGIApplication, host: str, port: int, opened: Callable[[str], None]) -> None:
     """Serves an application, guarded, until interrupted, after calling ``opened`` with the address.
 
+    Where other machines can reach it, that is told behind the address.
+
     Raises RegistryError for an address that cannot be used.
     """
+    kind, named = (_ServerOnIPv6, f"[{host}]") if ":" in host else (_Server, host)
     try:
-        server = make_server(host, port, guarded(application, host), server_class=_Server, handler_class=_Quiet)
+        if not host:  # which the system takes for every address
+            raise socket.gaierror(socket.EAI_NONAME, "no address")
+        server = make_server(host, port, guarded(application, host), server_class=kind, handler_class=_Quiet)
     except OSError as fault:
-        raise RegistryError(
-            f"cannot listen on {host} port {port}: {fault.strerror}", hint="choose another --port; 0 takes a free one"
-        ) from None
+        is_hosts = isinstance(fault, socket.gaierror) or fault.errno == errno.EADDRNOTAVAIL
+        hint = (
+            "choose an address of this machine as --host" if is_hosts else "choose another --port; 0 takes a free one"
+        )
+        raise RegistryError(f"cannot listen on {host} port {port}: {fault.strerror}", hint=hint) from None
     with server:
-        opened(f"http://{host}:{server.server_port}/")
+        warning = "" if _is_private(host) else ", which other machines can reach without a password"
+        opened(f"http://{named}:{server.server_port}/{warning}")
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the normal end
             server.serve_forever()

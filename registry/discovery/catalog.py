@@ -24,6 +24,7 @@ from .hooks import DEFINES, PROJECT, defines, hook_of
 from .inventory import Inventory
 from .loading import GUARDED, LACKS, at_hook, attach, called, import_file, missing_package, told
 from .plugin import DISTRIBUTION, Faults, Hook, Permissions, Plugin, PluginReport
+from .process_settings import settings_kept
 from .registration import check_implementation_of
 
 _LOADING: ContextVar[Catalog | None] = ContextVar("_LOADING", default=None)
@@ -148,7 +149,8 @@ class Catalog:
             plugin = Plugin.of_file(file)
             self._adopting, loading = plugin, _LOADING.set(self)
             try:
-                self._adopt_file(plugin, file)
+                with self._settings_kept(plugin):
+                    self._adopt_file(plugin, file)
             except RegistryError as fault:
                 self._inventory.withdraw(plugin)
                 raise PluginError(f"plugin file {path}: {fault.message}", hint=fault.hint) from fault
@@ -157,6 +159,7 @@ class Catalog:
                 _LOADING.reset(loading)
             self.files = (*self.files, str(file))
             self.generation += 1
+        self._faults.tell()
 
     # --- loading
 
@@ -210,11 +213,22 @@ class Catalog:
             if plugin.blocked:
                 continue
             try:
-                attach(plugin, entry_point.load, self._inventory.manager, api_optional=False)
+                with self._settings_kept(plugin):
+                    attach(plugin, entry_point.load, self._inventory.manager, api_optional=False)
             except GUARDED as fault:
                 self._faults.of(plugin, told(fault), fault)
         for text in self._permissions.misnamed(taken):
             self._faults.add(text)
+
+    @contextmanager
+    def _settings_kept(self, plugin: Plugin) -> Iterator[None]:
+        """A context in which a plugin's code runs; settings of the process that it changes are put back, and told."""
+        told: list[str] = []
+        with settings_kept(told.append):
+            yield
+        for text in told:
+            if text not in plugin.faults:  # a hook may change it for every op
+                self._faults.of(plugin, text)
 
     def _collect_ops(self, plugin: Plugin) -> None:
         for hook in plugin.hooks.get(DEFINES, ()):
@@ -235,7 +249,8 @@ class Catalog:
 
     def _called(self, plugin: Plugin, hook: Hook, what: str) -> tuple[Any, ...]:
         try:
-            return called(hook, what)
+            with self._settings_kept(plugin):
+                return called(hook, what)
         except InvalidDefinitionError as fault:
             lacking = missing_package(fault.__cause__)
             text = f"{LACKS} {lacking}, which is not installed" if lacking else told(fault)

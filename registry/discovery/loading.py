@@ -20,6 +20,7 @@ from ..author_code import at, author_frame, shown
 from ..contract import Op
 from ..errors import InvalidDefinitionError, PluginError, RegistryError
 from ..implementation import Implementation
+from ..untrusted.file_kinds import why_no_file
 from .file_import import spec_of_file
 from .hooks import API_VERSION
 from .plugin import DISTRIBUTION, Hook, Plugin
@@ -134,8 +135,8 @@ def import_file(file: Path) -> ModuleType:
 
     Raises PluginError when the file is missing, is no Python, or raises.
     """
-    if not file.is_file():
-        raise PluginError("no such file")
+    if why := why_no_file(file):
+        raise PluginError(why)
     if file.suffix != ".py":
         raise PluginError("not a .py file")
     name = file_module(file)

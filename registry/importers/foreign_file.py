@@ -18,6 +18,7 @@ from typing import Any
 from ..discovery.file_import import spec_of_file
 from ..errors import InvalidDefinitionError, UnsupportedError
 from ..fingerprint import PythonText
+from ..untrusted.file_kinds import refuse_pipe
 from .private_imports import PrivateImports
 
 _NOT_A_NAME = re.compile(r"[^a-z0-9]+")
@@ -46,6 +47,7 @@ class ForeignFile:
     def text(self) -> str:
         """The file's text. Raises InvalidDefinitionError if it cannot be read, or is not the pinned one."""
         try:
+            refuse_pipe(self.path)
             data = self.path.read_bytes()
             text = data.decode()
         except (OSError, UnicodeDecodeError) as fault:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..errors import InvalidDefinitionError, RegistryError
 from ..paths import expanded
+from ..untrusted.file_kinds import why_no_file
 from . import hf_kernels
 from .detection import ImportedProblem, submission_of
 from .foreign_file import ForeignFile, plain_name
@@ -92,9 +93,7 @@ def _files(paths: Sequence[str], problem: ImportedProblem | None) -> list[str]:
             here = expanded(folder)
             found.append(f"{here.resolve()}:{function}" if here.is_dir() else path)
         else:
-            raise InvalidDefinitionError(
-                f"{path}: no such file or folder", hint="expected submissions, or their folder"
-            )
+            raise InvalidDefinitionError(f"{path}: {why_no_file(place)}", hint="expected submissions, or their folder")
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import ReleaseError
 from ..paths import expanded
+from ..untrusted.file_kinds import refuse_pipe
 
 SUFFIX = ".minisig"
 """What the name of a signature's file has in addition to the file's, as the program minisign names it."""
@@ -76,6 +77,7 @@ def _public_key(library: Any, told: str) -> Any:
 
 def _read(path: Path) -> bytes:
     try:
+        refuse_pipe(path)
         return path.read_bytes()
     except OSError as fault:
         raise ReleaseError(f"{path}: {fault.strerror}", hint="expected a key of minisign's") from None

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuning_db import CandidateKey, Decision, Environment, Final, ProblemKey, Store, Trial
+from tuning_db import (
+    CandidateKey,
+    Decision,
+    Environment,
+    Final,
+    MovedDatabaseError,
+    ProblemKey,
+    Store,
+    Trial,
+    TuningDBError,
+)
 from tuning_db import Protocol as StoredProtocol
 from tuning_db.considered import IMPLEMENTATIONS
 from tuning_db.snapshot import LEARNT
@@ -96,9 +107,10 @@ class RunStore(StoredWinners):
         self._batches.write_due()
 
     def _write(self, trials: Sequence[Trial]) -> list[Trial]:
-        stored = self._patiently(
-            lambda: self._store.add_new_trials(self.run, trials, since=self._began, statuses=LASTING)
-        )
+        with _told(f"{len(trials)} measured trial{'s' * (len(trials) != 1)}"):
+            stored = self._patiently(
+                lambda: self._store.add_new_trials(self.run, trials, since=self._began, statuses=LASTING)
+            )
         for trial in stored:
             self._seen_of(trial.problem).uids.add(trial.uid)
         return stored
@@ -107,7 +119,8 @@ class RunStore(StoredWinners):
         """Store that a candidate whose trial was right is wrong after all; from now on this trial counts."""
         trial = self._trial(plan, candidate, outcome)
         self._batches.write()
-        self._patiently(lambda: self._store.add_trials(self.run, [trial]))
+        with _told("1 trial that refutes another"):
+            self._patiently(lambda: self._store.add_trials(self.run, [trial]))
         self._seen_of(trial.problem).uids.add(trial.uid)
         return trial
 
@@ -194,7 +207,8 @@ class RunStore(StoredWinners):
     def publish(self, decision: Decision, finals: Sequence[Final]) -> bool:
         """Store a decision; False when another process has published since ``decision.previous`` was read."""
         self._winners.clear()
-        return self._patiently(lambda: self._store.publish(self.run, decision, finals))
+        with _told(f"a decision of {decision.problem.op} with its finals"):
+            return self._patiently(lambda: self._store.publish(self.run, decision, finals))
 
     def decision(
         self, plan: ProblemPlan, candidate: Candidate, trial_uid: str | None = None, **fields: Any
@@ -218,6 +232,17 @@ class RunStore(StoredWinners):
         return CandidateKey(
             candidate.implementation.name, self.fingerprint(candidate.implementation), dict(candidate.config)
         )
+
+
+@contextmanager
+def _told(lost: str) -> Iterator[None]:
+    """Context that writes; a fault of the database says that ``lost`` was measured and is not stored."""
+    try:
+        yield
+    except MovedDatabaseError:  # it is in the copy
+        raise
+    except TuningDBError as fault:
+        raise type(fault)(f"{fault.message}; {lost} could not be stored", hint=fault.hint) from fault
 
 
 def _hear_every_s(store: Store) -> float:

@@ -11,6 +11,7 @@ from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
 from ..errors import ShapesFileError
+from .file_kinds import refuse_pipe
 
 NodePlace = tuple[Hashable, ...]
 """Path of a value in a document, keys and indices from the top: ``("softmax", 0, "rows")``."""
@@ -42,6 +43,7 @@ def text_of(path: Path) -> str:
 
 def bounded_text(path: Path) -> str:
     """The text of a file. Raises OSError, ValueError if it is not UTF-8, and ShapesFileError if it is too long."""
+    refuse_pipe(path)
     with path.open(encoding="utf-8") as file:
         text = file.read(MOST_CHARACTERS + 1)
     if len(text) > MOST_CHARACTERS:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from wsgiref.simple_server import make_server
 import optuna
 import pytest
 
-from registry.dashboard.serving import guarded
+from registry.dashboard.serving import guarded, listen
 from registry.dashboard.studies import rebuild
 from registry.report.facts import read
 from tuning_db import CandidateKey, Store
@@ -142,6 +143,60 @@ def test_pages_of_other_sites_neither_read_nor_change_it(url: str) -> None:
     assert status(api, {**json_type, "Origin": url.rstrip("/")}, create) == 201
 
 
+def answer_to(url: str, request: bytes) -> bytes:
+    """The whole answer to a request that is sent as it is."""
+    place = urllib.parse.urlsplit(url)
+    with socket.create_connection((place.hostname, place.port), timeout=60) as connection:
+        connection.sendall(request.replace(b"HOST", f"Host: {place.netloc}".encode()))
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+def test_odd_requests_are_answered_and_leave_the_terminal_alone(url: str, capfd: pytest.CaptureFixture[str]) -> None:
+    for request, expected in (
+        (b"GET /static/bundle.js HTTP/1.0\r\nHOST\r\n\r\n", b"200"),  # without Accept-Encoding, as curl asks
+        (b"GET /static/../../../../etc/passwd HTTP/1.0\r\nHOST\r\n\r\n", b"403"),
+        (b"GET /api/studies/7777777 HTTP/1.0\r\nHOST\r\n\r\n", b"404"),
+        (b"GET /%00\x1b[31m HTTP/1.0\r\nHOST\r\n\r\n", b"404"),
+        (b"GET /api/studies?" + b"a" * 60000 + b" HTTP/1.0\r\nHOST\r\n\r\n", b"200"),
+        (b"GET /" + b"a" * 100000 + b" HTTP/1.0\r\nHOST\r\n\r\n", b"414"),
+        (b"GET / HTTP/1.0\r\n\r\n", b"403"),
+        (b"POST /api/studies HTTP/1.0\r\nHOST\r\nContent-Length: -5\r\n\r\n{}", b"400"),
+        (b"POST /api/studies HTTP/1.0\r\nHOST\r\nContent-Length: x\r\n\r\n{}", b"400"),
+    ):
+        found = answer_to(url, request)
+        assert found.split()[1] == expected, found[:200]
+        assert b"root:x:0" not in found
+    assert json.loads(fetched(f"{url}api/studies"))["study_summaries"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:{}/"),
+        ("localhost", "http://localhost:{}/"),
+        ("::1", "http://[::1]:{}/"),
+        ("0.0.0.0", "http://0.0.0.0:{}/, which other machines can reach without a password"),
+    ],
+)
+def test_where_it_can_be_reached_is_told(host: str, told: str) -> None:
+    if host == "::1":
+        with socket.socket(socket.AF_INET6) as tried:
+            try:
+                tried.bind((host, 0))
+            except OSError:
+                pytest.skip("this machine has no IPv6")
+    seen: list[str] = []
+
+    def opened(url: str) -> None:
+        seen.append(url)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        listen(lambda environ, start_response: [], host, 0, opened)
+    assert re.fullmatch(re.escape(told).replace(re.escape("{}"), r"\d+"), seen[0])
+
+
 def test_when_a_trial_began_and_ended_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "timed.db"
     row = CandidateKey("triton.row", "f", {})
@@ -194,6 +249,8 @@ def test_slips_are_told_in_a_line(command: Command, database: Path, tmp_path: Pa
         (["--db", database, "--op", "sofmax"], "unknown op 'sofmax'"),
         (["--db", database, "--port", "70000"], "--port 70000: expected 0 to 65535"),
         (["--db", database, "--host", "256.0.0.1"], "cannot listen on 256.0.0.1 port 8080"),
+        (["--db", database, "--host", "192.0.2.1"], "choose an address of this machine as --host"),
+        (["--db", database, "--host", ""], "choose an address of this machine as --host"),
     ):
         told = command("registry", "dashboard", *arguments)
         assert (told.code, told.out) == (2, "")

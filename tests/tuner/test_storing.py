@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,9 +18,10 @@ from registry.problem import Problem
 from registry.space import Config
 from registry.tuner.jobs import Outcome
 from registry.tuner.measure.protocol import TimingProtocol
+from registry.tuner.patience import Patience
 from registry.tuner.planning.problems import ProblemPlan, plan
 from registry.tuner.storing import RunStore
-from tuning_db import Store, Trial
+from tuning_db import LostDatabaseError, Store, Trial, TuningDBError
 
 CPU = Device.of("cpu")
 PROTOCOL = TimingProtocol.of(CPU)
@@ -143,3 +147,39 @@ def test_a_kernel_whose_text_has_changed_is_neither_known_nor_the_incumbent(
     assert uids(recorder(store).known_trials(planned)) == []
     again = tell(writer, planned, 0)
     assert uids(recorder(store).known_trials(planned)) == [again]
+
+
+def test_what_cannot_be_stored_is_told(tmp_path: Path, catalog: Catalog) -> None:
+    catalog.load_file(Path(__file__).with_name("rogues.py"))
+    (planned,) = plan([Problem("square", {"n": 100, "dtype": "float32"})], catalog, CPU, ["rogue.honest"])
+    path = tmp_path / "tuning.db"
+    with Store.open(path) as store:
+        writer = RunStore(store, CPU, PROTOCOL, {}, patience_s=0.1)
+        with closing(sqlite3.connect(path)) as other:  # as a newer version may make of it
+            other.execute("ALTER TABLE trial RENAME COLUMN message TO told")
+            other.execute("ALTER TABLE decision RENAME COLUMN verdict TO told")
+        with pytest.raises(TuningDBError, match="1 measured trial could not be stored"):
+            tell(writer, planned, 0)
+        decision = writer.decision(planned, candidates(planned)[0], median_us=1.0)
+        with pytest.raises(TuningDBError, match="a decision of square with its finals could not be stored"):
+            writer.publish(decision, [])
+
+
+def test_a_database_that_stays_away_is_waited_for_once() -> None:
+    patience, asked = Patience(seconds=0.5), list[float]()
+
+    def away() -> None:
+        asked.append(time.monotonic())
+        raise LostDatabaseError("away")
+
+    for most_s in (5.0, 0.1):
+        began = time.monotonic()
+        with pytest.raises(LostDatabaseError):
+            patience(away)
+        assert time.monotonic() - began < most_s
+    tries = len(asked)
+    assert tries > 2
+    assert patience(lambda: 1) == 1
+    with pytest.raises(LostDatabaseError):
+        patience(away)
+    assert len(asked) > tries + 1, "it was there again"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -72,3 +73,20 @@ def test_a_server_that_stays_away_ends_the_patience(folder: Path, make: Any) -> 
     with store, pytest.raises(LostDatabaseError):
         Patience(seconds=1.0)(lambda: store.start_run(make.environment))
     assert time.monotonic() > began
+
+
+@pytest.mark.timeout(60)
+def test_a_deadlock_with_another_client_is_tried_again(emptied_url: str, server_with_tables: Any, make: Any) -> None:
+    told: list[str] = []
+    with Store.open(emptied_url) as store, ThreadPoolExecutor() as threads:
+        run = store.start_run(make.environment)
+        trial = make.trial()
+        with server_with_tables.transaction():
+            server_with_tables.execute("SET LOCAL deadlock_timeout = '30s'")  # the server undoes the other's
+            server_with_tables.execute("LOCK TABLE trial IN ACCESS EXCLUSIVE MODE")
+            stored = threads.submit(Patience(told.append), lambda: store.add_trials(run, [trial]))
+            time.sleep(0.5)
+            server_with_tables.execute("LOCK TABLE candidate IN ACCESS EXCLUSIVE MODE")
+        stored.result(30)
+        assert [one.uid for one in store.trials()] == [trial.uid]
+    assert ["has undone a transaction" in text for text in told] == [True]

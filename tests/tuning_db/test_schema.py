@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import io
 import shutil
+import signal
 import sqlite3
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +19,12 @@ from sqlalchemy import Connection, MetaData, String, Table, create_engine, inspe
 from tuning_db import (
     Interval,
     MissingDatabaseError,
+    NewerSchemaError,
     OutdatedSchemaError,
     ReadOnlyDatabaseError,
     Store,
     Transfer,
+    TuningDBError,
     schema,
 )
 from tuning_db.models import StoredRow
@@ -267,6 +274,80 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
     assert connection.execute(f"SELECT * FROM {VERSION_TABLE}").fetchall() == [("0001",)]
     assert "host" not in [row[1] for row in connection.execute("PRAGMA table_info(trial)")]
     connection.close()
+
+
+KILLED = """
+import os, signal, sys
+from sqlalchemy import Engine, event
+from tuning_db import Store
+
+@event.listens_for(Engine, "after_cursor_execute")
+def executed(connection, cursor, statement, *_):
+    if "CREATE TABLE fleet_job" in statement:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Store.upgrade(sys.argv[1])
+"""
+"""Upgrades a database and is killed when most of the steps are done."""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_migration_that_was_killed_is_undone_and_can_be_made_again(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, environment_variables: dict[str, str]
+) -> None:
+    path = _restored(FIXTURES / "v1_comparisons.sql", tmp_path)
+    url = f"sqlite:///{path}"
+    if kind == "postgresql":
+        url = request.getfixturevalue("postgresql_url")
+        _copied_to_server(path, url)
+    done = subprocess.run([sys.executable, "-c", KILLED, url], env=environment_variables, check=False)
+    assert done.returncode == -signal.SIGKILL
+    with Store.open(url, create=False, migrate=False) as store:
+        assert len(store.trials()) == 2
+    assert Store.upgrade(url) == (1, schema.LATEST)
+    with Store.open(url) as store:
+        assert len(store.trials()) == 2
+
+
+def test_a_reader_neither_ends_nor_waits_for_a_migration_that_waits_for_it(
+    postgresql_url: str, tmp_path: Path, make: Any
+) -> None:
+    _copied_to_server(_restored(FIXTURES / "v1_comparisons.sql", tmp_path), postgresql_url)
+    server = create_engine(postgresql_url.replace("://", "+psycopg://", 1))
+    with ThreadPoolExecutor() as threads, Store.open(postgresql_url, create=False, migrate=False) as store:
+        with server.connect() as reader:
+            reader.execute(text("SELECT count(*) FROM decision"))
+            upgraded = threads.submit(Store.upgrade, postgresql_url)
+            until = time.monotonic() + 3
+            while time.monotonic() < until:
+                began = time.monotonic()
+                assert len(store.trials()) == 2
+                assert store.winner(make.problem(), make.environment.hardware, make.environment.software) is not None
+                assert time.monotonic() - began < 2, "dispatch waits for 2 s"
+            assert not upgraded.done()
+        assert upgraded.result(30) == (1, schema.LATEST)
+    server.dispose()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_an_open_store_that_a_newer_version_has_upgraded_says_so(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, make: Any
+) -> None:
+    url = request.getfixturevalue("postgresql_url") if kind == "postgresql" else f"sqlite:///{tmp_path / 'new.db'}"
+    newer = create_engine(url.replace("postgresql://", "postgresql+psycopg://", 1))
+    with Store.open(url) as store:
+        run = store.start_run(make.environment)
+        with newer.begin() as connection:
+            connection.execute(text("ALTER TABLE trial RENAME COLUMN message TO told"))
+            connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0099'"))
+        for use in (store.trials, lambda: store.add_trials(run, [make.trial()])):
+            with pytest.raises(NewerSchemaError, match="has schema version 99"):
+                use()
+        with newer.begin() as connection:
+            connection.execute(text(f"DROP TABLE {VERSION_TABLE}"))
+        with pytest.raises(TuningDBError, match=r"no such column|does not exist|another application"):
+            store.trials()
+    newer.dispose()
 
 
 def _restored(dump: Path, folder: Path) -> Path:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import time
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
@@ -19,9 +22,10 @@ from ..reading import SCHEMA_VERSION
 from ..schema import LATEST, check_readable, migrate, read_version
 from . import server, sqlite
 from .bad_rows import SHOWN
-from .faults import told_of
-from .files import Access, check_file, writable
+from .faults import LOCK_TIMEOUT, told_of
+from .files import BUSY_SECONDS, Access, check_file, writable
 from .location import Location
+from .opened_files import OpenedFiles
 
 SILENCE_S = 600.0
 """Seconds without a byte of a server's answer after which it is lost: longer than a query of a great database takes."""
@@ -31,7 +35,8 @@ SILENCE_S = 600.0
 class Opened:
     """An open database: ``reader`` begins plain transactions, ``writer`` transactions that take the write lock at once.
 
-    ``found`` is the version of its schema before it was opened, ``version`` the one now.
+    ``found`` is the version of its schema before it was opened, ``version`` the one now. ``files`` are those of a
+    database that is no server's; ``written``: whether this process has added to them.
     """
 
     location: Location
@@ -40,6 +45,8 @@ class Opened:
     version: int
     read_only: bool
     found: int
+    files: OpenedFiles | None = None
+    written: bool = False
     closed: bool = False
 
     def close(self) -> None:
@@ -52,6 +59,7 @@ class Opened:
         """A session that reads; its ``info`` tells the version of the schema."""
         with self._told(), Session(self.reader, info=self._info()) as session:
             yield session
+        self._check_files()
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
@@ -66,15 +74,39 @@ class Opened:
                 raise OutdatedSchemaError(message, hint="`registry db upgrade` brings it up to date, with all it holds")
             with Session(self.writer, info=self._info()) as session, session.begin():
                 yield session
+        self.written = True
+        self._check_files()
+
+    def _check_files(self) -> None:
+        """Raises MovedDatabaseError where the files have been deleted or replaced; what was written is saved first."""
+        if self.files is not None:
+            self.files.check(self._connection if self.written else None)
+
+    def _connection(self) -> sqlite3.Connection:
+        """A connection that was made before: one for each transaction stays open."""
+        with closing(self.reader.raw_connection()) as pooled:
+            assert isinstance(pooled.driver_connection, sqlite3.Connection)
+            return pooled.driver_connection
 
     def _info(self) -> dict[Any, Any]:
         return {SCHEMA_VERSION: self.version, SHOWN: self.location.shown}
 
-    def _told(self) -> AbstractContextManager[None]:
-        """Context in which faults name the database. Raises TuningDBError for one that was closed."""
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Context in which faults name the database. Raises TuningDBError for one that was closed.
+
+        A fault of tables that are not as they were may be that of another version, which has upgraded them meanwhile.
+        """
         if self.closed:
             raise TuningDBError(f"{self.location.shown} was closed", hint="open it again with Store.open()")
-        return told_of(self.location.shown)
+        try:
+            with told_of(self.location.shown):
+                yield
+        except TuningDBError as fault:
+            if type(fault) is TuningDBError:
+                with told_of(self.location.shown), self.reader.connect() as connection:
+                    check_readable(read_version(connection, self.location.shown), self.location.shown)
+            raise
 
 
 def open_database(
@@ -131,9 +163,13 @@ def _open_file(location: Location, create: bool, upgrade: bool) -> Opened:
             check_readable(version, shown)
             sqlite.set_journal(access, shown)
     check_readable(version, shown)
-    engine = sqlite.make_engine(access)
+    if access.mode == "rwc":  # it is there by now, and is not to be made a second time
+        access = replace(access, mode="rw")
+    files = OpenedFiles(path, shown, logged=not access.immutable)
+    engine = sqlite.make_engine(access, files=files)
     writer = engine.execution_options(**{sqlite.WRITES: True})
-    return Opened(location, engine, writer, version, read_only, found)
+    engine.connect().close()  # stays open, so that no other file gets this one's number
+    return Opened(location, engine, writer, version, read_only, found, files)
 
 
 def _open_server(location: Location, create: bool, upgrade: bool, pool: type[Pool], silence_s: float) -> Opened:
@@ -154,10 +190,20 @@ def _open_server(location: Location, create: bool, upgrade: bool, pool: type[Poo
 
 
 def _migrate(engine: Engine, shown: str) -> None:
-    """Checks the version, migrates and stamps in one transaction, so that processes migrating at once all succeed."""
+    """Checks the version, migrates and stamps in one transaction, so that processes migrating at once all succeed.
+
+    Raises a DBAPIError where another client uses the tables of a server for longer than the busy timeout.
+    """
+    deadline = time.monotonic() + BUSY_SECONDS
     try:
-        with engine.begin() as connection:
-            migrate(connection, shown)
+        while True:
+            try:
+                with engine.begin() as connection:
+                    return migrate(connection, shown)
+            except DBAPIError as fault:  # others use the tables: they go on meanwhile
+                if getattr(fault.orig, "sqlstate", None) != LOCK_TIMEOUT or time.monotonic() > deadline:
+                    raise
+            time.sleep(1.0)
     finally:
         engine.dispose()
 

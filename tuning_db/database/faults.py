@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from ..errors import (
     BusyDatabaseError,
     CorruptedDatabaseError,
+    FullDatabaseError,
     LostDatabaseError,
     ReadOnlyDatabaseError,
     TuningDBError,
     UnreachableDatabaseError,
 )
+
+_FREE = "free some space and run again: what is stored already is not measured again"
 
 _MOVE = "set KERNEL_REGISTRY_DB (or --db) to another place"
 
@@ -36,9 +39,38 @@ _SQLITE: dict[int, tuple[type[TuningDBError], str, str]] = {
     sqlite3.SQLITE_CANTOPEN: (UnreachableDatabaseError, "cannot be opened", f"check its permissions, or {_MOVE}"),
     sqlite3.SQLITE_PERM: (UnreachableDatabaseError, "cannot be opened", f"check its permissions, or {_MOVE}"),
     sqlite3.SQLITE_INTERRUPT: (BusyDatabaseError, "did not answer in time", "see whether another process holds it"),
-    sqlite3.SQLITE_FULL: (TuningDBError, "cannot grow: the disk is full", "free some space and run again"),
+    sqlite3.SQLITE_FULL: (FullDatabaseError, "cannot grow: the disk is full", _FREE),
     sqlite3.SQLITE_IOERR: (TuningDBError, "cannot be read or written", f"check the disk, or {_MOVE}"),
 }
+
+"""Errors by SQLite's primary result code: the class, what it says of the database, and its hint."""
+
+LOCK_TIMEOUT = "55P03"
+"""PostgreSQL's code for a lock that was waited for as long as was asked."""
+
+_NOT_ALLOWED = (TuningDBError, "does not let this user do that", _GRANT)
+
+_UNDONE = (
+    LostDatabaseError,
+    "has undone a transaction for another client's",
+    "nothing of it is stored; run it again, and not during an upgrade",
+)
+
+_POSTGRESQL: dict[str, tuple[type[TuningDBError], str, str]] = {
+    "25006": (ReadOnlyDatabaseError, "can only be read", _MOVE),
+    "25P03": (
+        LostDatabaseError,
+        "has closed the connection",
+        "this process, or its network, stood still within a transaction, which the server has ended",
+    ),
+    "3F000": _NOT_ALLOWED,  # without any right to the schema the server says that there is none
+    "40001": _UNDONE,
+    "40P01": _UNDONE,  # a deadlock, as with an upgrade
+    "42501": _NOT_ALLOWED,
+    LOCK_TIMEOUT: (BusyDatabaseError, "is held by another process", "wait for it to finish, or stop it"),
+    "53100": (FullDatabaseError, "cannot grow: the server's disk is full", _FREE),
+}
+"""Errors by PostgreSQL's code: the class, what it says of the database, and its hint."""
 
 
 def sqlite_code(fault: BaseException | None) -> int | None:
@@ -68,18 +100,11 @@ def told_of(shown: str) -> Iterator[None]:
 
 def translated(shown: str, fault: BaseException | None) -> TuningDBError:
     """A driver's exception as the store's own, about the database at ``shown``."""
-    known = _SQLITE.get(sqlite_code(fault) or 0)
+    state = getattr(fault, "sqlstate", None)
+    known = _SQLITE.get(sqlite_code(fault) or 0) or _POSTGRESQL.get(state or "")
     if known is not None:
         kind, problem, hint = known
         return kind(f"{shown} {problem} ({_first_line(fault)})", hint=hint)
-    state = getattr(fault, "sqlstate", None)
-    if state == "25006":
-        return ReadOnlyDatabaseError(f"{shown} can only be read ({_first_line(fault)})", hint=_MOVE)
-    if state in {"42501", "3F000"}:  # without any right to the schema the server says that there is none
-        return TuningDBError(f"{shown} does not let this user do that ({_first_line(fault)})", hint=_GRANT)
-    if state == _TOO_LONG_IDLE:
-        hint = "this process, or its network, stood still within a transaction, which the server has ended"
-        return LostDatabaseError(f"{shown} has closed the connection ({_first_line(fault)})", hint=hint)
     if _is_operational(fault) and (state is None or state[:2] in {"08", "28", "3D", "57"}):
         hint = f"check that the server runs and takes this user, or {_MOVE}"
         kind = LostDatabaseError if state is None or state in _GOING or state[:2] == "08" else UnreachableDatabaseError
@@ -89,9 +114,6 @@ def translated(shown: str, fault: BaseException | None) -> TuningDBError:
 
 _GOING = frozenset({"57P01", "57P02", "57P03"})
 """PostgreSQL's codes for a server that is shut down, has crashed, or is starting and accepts no connection yet."""
-
-_TOO_LONG_IDLE = "25P03"
-"""PostgreSQL's code for a session that it has ended since its client was silent within a transaction."""
 
 
 def _is_operational(fault: BaseException | None) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..errors import CorruptedDatabaseError, MissingDatabaseError, UnreachableDatabaseError
+from .locks import require_locks, require_locks_in
 
 BUSY_SECONDS = 60.0
 """Seconds that a statement waits for another process's lock."""
@@ -70,6 +71,7 @@ def check_file(path: Path, shown: str, *, create: bool) -> bool:
                 raise UnreachableDatabaseError(
                     f"{shown} is a {_kind(path)}, expected a file", hint="set KERNEL_REGISTRY_DB (or --db) to a file"
                 )
+            _check_journals(path)
             _check_header(path, shown)
             return True
         if not create:
@@ -83,7 +85,17 @@ def check_file(path: Path, shown: str, *, create: bool) -> bool:
             f"{shown} cannot be made: its folder is not writable",
             hint="set KERNEL_REGISTRY_DB (or --db) to a file in a folder that is writable",
         )
+    require_locks_in(path.parent, shown)
     return False
+
+
+def _check_journals(path: Path) -> None:
+    """Raises UnreachableDatabaseError for a FIFO or a folder where SQLite keeps a journal: it would wait for ever."""
+    for end in ("-journal", "-wal", "-shm"):
+        journal = path.with_name(path.name + end)
+        if journal.exists() and not journal.is_file():
+            kind = "folder" if journal.is_dir() else _kind(journal)
+            raise UnreachableDatabaseError(f"{journal} is a {kind}, expected SQLite's own file", hint="remove it")
 
 
 def _check_header(path: Path, shown: str) -> None:
@@ -93,7 +105,7 @@ def _check_header(path: Path, shown: str) -> None:
     """
     if not os.access(path, os.R_OK):
         raise UnreachableDatabaseError(f"{shown} cannot be opened: you may not read it", hint="check its permissions")
-    start = _start_of(path)
+    start = _start_of(path, shown)
     if start != _MAGIC and any(start):
         raise CorruptedDatabaseError(
             f"{shown} is not a SQLite database (it begins with {start!r})",
@@ -101,8 +113,8 @@ def _check_header(path: Path, shown: str) -> None:
         )
 
 
-def _start_of(path: Path) -> bytes:
-    """The first bytes of a file; none of a file to which there is a connection, whose locks must stay.
+def _start_of(path: Path, shown: str) -> bytes:
+    """The first bytes of a file that can be locked; none of one to which there is a connection, whose locks must stay.
 
     Without its lock another process takes a database for closed, and removes the log to which this one still writes.
     """
@@ -111,6 +123,7 @@ def _start_of(path: Path) -> bytes:
         if _connections[inode] > 0:
             return b""
         with path.open("rb") as file:
+            require_locks(file.fileno(), shown)
             return file.read(len(_MAGIC))
 
 

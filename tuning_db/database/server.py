@@ -6,6 +6,7 @@ passes nothing on, is noticed neither by TCP's keepalives nor by its user timeou
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +31,10 @@ _REFUSED = "startup parameter"
 """What a connection pooler such as PgBouncer says about settings that it does not pass on."""
 
 _Result = TypeVar("_Result")
+
+
+# psycopg warns of a pipeline that a fault has ended, beside the fault that it raises
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
 def make_engine(url: URL, shown: str, pool: type[Pool], silence_s: float | None, **options: Any) -> Engine:

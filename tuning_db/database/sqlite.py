@@ -6,6 +6,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from ..models import parsed_json
 from ..schema import read_version
 from .faults import sqlite_code
 from .files import BUSY_SECONDS, Access, connect, journal_of, network_file_system, second_access
+from .opened_files import OpenedFiles
 
 WRITES = "tuning_db_writes"
 """Execution option of an engine whose transactions take the write lock when they begin."""
@@ -41,14 +43,22 @@ def probe(path: Path, shown: str) -> tuple[Access, int]:
         return second, _version(second, shown)
 
 
-def make_engine(access: Access, pool: type[Pool] = QueuePool, *, foreign_keys: bool = True) -> Engine:
+def make_engine(
+    access: Access, pool: type[Pool] = QueuePool, *, foreign_keys: bool = True, files: OpenedFiles | None = None
+) -> Engine:
     """An engine in driver autocommit: every transaction begins explicitly, writing ones with BEGIN IMMEDIATE.
 
-    A migration rebuilds tables and needs ``foreign_keys`` off, which SQLite only allows outside a transaction.
+    A migration rebuilds tables and needs ``foreign_keys`` off, which SQLite only allows outside a transaction. With
+    ``files`` every connection is to these.
     """
+
+    def connected() -> sqlite3.Connection:
+        with nullcontext() if files is None else files.connecting():
+            return connect(access, foreign_keys=foreign_keys)
+
     engine = create_engine(
         "sqlite://",
-        creator=lambda: connect(access, foreign_keys=foreign_keys),
+        creator=connected,
         poolclass=pool,
         json_deserializer=parsed_json,
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import RegistryError, did_you_mean
+from ...untrusted.file_kinds import refuse_pipe
 from ..collecting import seldom_collecting
 from ..display import text
 from ..display.table import Column, print_problems
@@ -152,6 +153,10 @@ def _opened(where: str, database: str | None) -> Iterator[Store]:
         from ...releases.pinning import release_named
 
         where = str(release_named(where.removeprefix(_RELEASE), database).path)
+    try:
+        refuse_pipe(Path(where))
+    except OSError as fault:
+        raise RegistryError(f"{where}: {fault.strerror}", hint="expected a database or a file") from None
     if not _is_export(where):
         with Store.open(where, create=False, migrate=False) as store:
             yield store

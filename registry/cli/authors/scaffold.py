@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import RegistryError
+from ...untrusted.file_kinds import why_no_file
 from ..display import text
 from ..display.outcomes import say_outcome, total
-from ..options import Plugins, catalog_with, not_a_file
+from ..options import Plugins, catalog_with
 
 if TYPE_CHECKING:
     from ...problem import Value
@@ -78,7 +79,7 @@ def _from_reference(op: str, function: Path | None, out: Path | None) -> tuple[s
     vendor, _ = split_op(op)
     if function is None:
         raise RegistryError("--from reference needs --function FILE", hint="a file with the function, and inputs()")
-    if fault := not_a_file(function):
+    if fault := why_no_file(function):
         raise RegistryError(f"--function {function}: {fault}", hint="expected a Python file")
     target = out or Path(f"{vendor}.py")
     if target.stem not in {vendor, f"registry_{vendor}"}:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import RegistryError
-from ..options import not_a_file
+from ...untrusted.file_kinds import why_no_file
 
 if TYPE_CHECKING:
     from ...device import Device
@@ -41,7 +41,7 @@ def in_sandboxes(
     from ...tuner.planning.ranges import represented
 
     for path in files:
-        if fault := not_a_file(path):
+        if fault := why_no_file(path):
             raise RegistryError(
                 f"--plugin {path}: {fault}", hint="expected a Python file, see docs/writing-a-plugin.md"
             )

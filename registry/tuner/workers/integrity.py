@@ -46,6 +46,7 @@ WATCHED = (
     "registry.arguments",
     "registry.contract",
     "registry.correctness",
+    "registry.discovery.process_settings",
     "registry.dispatch.plans.other_size",
     "registry.dispatch.plans.plan",
     "registry.dispatch.plans.two_threads",

@@ -6,51 +6,14 @@ import gc
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import _pop_mode
 
+from ...discovery.process_settings import PROCESS_SETTINGS, Setting
 from ..measure.persisting_cache import keep_persisting, persisting_bytes
-
-
-class Setting(NamedTuple):
-    """Functions that read and restore a setting; ``restore`` is None for one that cannot be put back."""
-
-    read: Callable[[], Any]
-    restore: Callable[[Any], Any] | None = None
-
-
-def _matmul_precision() -> str:
-    """highest, high or medium; what torch's newer switches say if these were used, since torch then refuses to say."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return str(torch.backends.cuda.matmul.fp32_precision)
-
-
-def _set_matmul_precision(value: str) -> None:
-    torch.set_float32_matmul_precision(value if value in {"highest", "high", "medium"} else "highest")
-
-
-def _collect(on: bool) -> None:
-    if on:
-        gc.enable()
-    else:
-        gc.disable()
-
-
-def _autocast() -> tuple[tuple[bool, torch.dtype], ...]:
-    return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
-
-
-def _set_autocast(value: Sequence[tuple[bool, torch.dtype]]) -> None:
-    for kind, (enabled, dtype) in zip(("cpu", "cuda"), value, strict=True):
-        torch.set_autocast_enabled(kind, enabled)
-        torch.set_autocast_dtype(kind, dtype)
 
 
 def _modes() -> tuple[int, int]:
@@ -164,34 +127,9 @@ def _set_cores(value: frozenset[int]) -> None:
         os.sched_setaffinity(0, value)
 
 
-def _keeps_subnormals() -> bool:
-    """Whether this thread computes with numbers below the smallest normal one, which a library's start may turn off."""
-    return sys.float_info.min / 2 != 0
-
-
-def _errors_among_warnings() -> tuple[Any, ...]:
-    """The filters that make errors of warnings; libraries add others when they are imported."""
-    return tuple(one for one in warnings.filters if one[0] == "error")
-
-
-def _warn_again(value: Sequence[Any]) -> None:
-    # the module's own list, which Python also reads from C
-    kept = [one for one in warnings.filters if one[0] != "error" or one in value]
-    warnings.filters[:] = kept  # type: ignore[index]
-    warnings._filters_mutated()  # type: ignore[attr-defined]
-
-
 def _priority() -> int:
     """The process's priority, where there is one: 0 is usual, 19 the least."""
     return os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
-
-
-_DEPTH = sys.getrecursionlimit()
-
-
-def _depth() -> int:
-    """The depth of calls at which Python raises, at most what it was: libraries raise it, and nobody is worse off."""
-    return min(sys.getrecursionlimit(), _DEPTH)
 
 
 def _set_callbacks(value: tuple[Any, ...]) -> None:
@@ -199,30 +137,14 @@ def _set_callbacks(value: tuple[Any, ...]) -> None:
 
 
 SETTINGS: Mapping[str, Setting] = {
-    "torch's default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype),
-    "torch's default device": Setting(
-        lambda: getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), lambda _: torch.set_default_device(None)
-    ),
-    "torch's number of threads": Setting(torch.get_num_threads, torch.set_num_threads),
+    **PROCESS_SETTINGS,
     "torch's inference mode": Setting(torch.is_inference_mode_enabled),
-    "torch's grad mode": Setting(torch.is_grad_enabled, torch.set_grad_enabled),
-    "torch's autocast": Setting(_autocast, _set_autocast),
     "torch's modes": Setting(_modes, _leave_modes),
     "torch's operators": Setting(_operators),
-    "float32 matmul precision": Setting(_matmul_precision, _set_matmul_precision),
-    "deterministic algorithms": Setting(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-    "torch's use of oneDNN": Setting(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
-    "subnormal numbers": Setting(_keeps_subnormals, lambda kept: torch.set_flush_denormal(not kept)),
-    "garbage collection": Setting(gc.isenabled, _collect),
-    "thresholds of garbage collection": Setting(gc.get_threshold, lambda value: gc.set_threshold(*value)),
     "callbacks of garbage collection": Setting(lambda: tuple(gc.callbacks), _set_callbacks),
     "bytes of the L2 cache that persist": Setting(persisting_bytes, keep_persisting),
     "Python's profile function": Setting(sys.getprofile, sys.setprofile),
     "Python's trace function": Setting(sys.gettrace, sys.settrace),
-    "Python's switch interval": Setting(sys.getswitchinterval, sys.setswitchinterval),
-    "depth of Python's calls": Setting(_depth, sys.setrecursionlimit),
-    "NumPy's errors": Setting(np.geterr, lambda value: np.seterr(**value)),
-    "warnings that are errors": Setting(_errors_among_warnings, _warn_again),
     "priority": Setting(_priority),
     "timers": Setting(_timers, _stop_timers),
     "handlers of signals": Setting(_handlers, _set_handlers),

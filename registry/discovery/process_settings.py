@@ -1,0 +1,143 @@
+"""Settings of a process that a plugin may change for everybody when it is imported, or when its hooks run."""
+
+from __future__ import annotations
+
+import gc
+import locale
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+
+class Setting(NamedTuple):
+    """Functions that read and restore a setting; ``restore`` is None for one that cannot be put back."""
+
+    read: Callable[[], Any]
+    restore: Callable[[Any], Any] | None = None
+
+
+def _matmul_precision() -> str:
+    """highest, high or medium; what torch's newer switches say if these were used, since torch then refuses to say."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return str(torch.backends.cuda.matmul.fp32_precision)
+
+
+def _set_matmul_precision(value: str) -> None:
+    torch.set_float32_matmul_precision(value if value in {"highest", "high", "medium"} else "highest")
+
+
+def _cudnn() -> dict[str, bool]:
+    return {
+        "enabled": torch._C._get_cudnn_enabled(),
+        "benchmark": torch._C._get_cudnn_benchmark(),
+        "deterministic": torch._C._get_cudnn_deterministic(),
+    }
+
+
+def _set_cudnn(value: Mapping[str, bool]) -> None:
+    torch._C._set_cudnn_enabled(value["enabled"])
+    torch._C._set_cudnn_benchmark(value["benchmark"])
+    torch._C._set_cudnn_deterministic(value["deterministic"])
+
+
+def _collect(on: bool) -> None:
+    if on:
+        gc.enable()
+    else:
+        gc.disable()
+
+
+def _autocast() -> tuple[tuple[bool, torch.dtype], ...]:
+    return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+
+
+def _set_autocast(value: Sequence[tuple[bool, torch.dtype]]) -> None:
+    for kind, (enabled, dtype) in zip(("cpu", "cuda"), value, strict=True):
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
+
+
+def _keeps_subnormals() -> bool:
+    """Whether this thread computes with numbers below the smallest normal one, which a library's start may turn off."""
+    return sys.float_info.min / 2 != 0
+
+
+def _errors_among_warnings() -> tuple[Any, ...]:
+    """The filters that make errors of warnings; libraries add others when they are imported."""
+    return tuple(one for one in warnings.filters if one[0] == "error")
+
+
+def _warn_again(value: Sequence[Any]) -> None:
+    # the module's own list, which Python also reads from C
+    kept = [one for one in warnings.filters if one[0] != "error" or one in value]
+    warnings.filters[:] = kept  # type: ignore[index]
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
+_DEPTH = sys.getrecursionlimit()
+
+
+def _depth() -> int:
+    """The depth of calls at which Python raises, at most what it was: libraries raise it, and nobody is worse off."""
+    return min(sys.getrecursionlimit(), _DEPTH)
+
+
+def _ends() -> tuple[Any, ...]:
+    """The handlers of the signals by which a user ends a program in order."""
+    return signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+
+def _set_ends(value: tuple[Any, ...]) -> None:
+    for number, handler in zip((signal.SIGINT, signal.SIGTERM), value, strict=True):
+        with suppress(ValueError, TypeError):  # another thread's, or one that is not Python's
+            signal.signal(number, handler)
+
+
+PROCESS_SETTINGS: Mapping[str, Setting] = {
+    "torch's default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype),
+    "torch's default device": Setting(
+        lambda: getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), lambda _: torch.set_default_device(None)
+    ),
+    "torch's number of threads": Setting(torch.get_num_threads, torch.set_num_threads),
+    "torch's grad mode": Setting(torch.is_grad_enabled, torch.set_grad_enabled),
+    "torch's autocast": Setting(_autocast, _set_autocast),
+    "float32 matmul precision": Setting(_matmul_precision, _set_matmul_precision),
+    "deterministic algorithms": Setting(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "torch's use of oneDNN": Setting(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    "torch's use of cuDNN": Setting(_cudnn, _set_cudnn),
+    "subnormal numbers": Setting(_keeps_subnormals, lambda kept: torch.set_flush_denormal(not kept)),
+    "garbage collection": Setting(gc.isenabled, _collect),
+    "thresholds of garbage collection": Setting(gc.get_threshold, lambda value: gc.set_threshold(*value)),
+    "Python's switch interval": Setting(sys.getswitchinterval, sys.setswitchinterval),
+    "depth of Python's calls": Setting(_depth, sys.setrecursionlimit),
+    "NumPy's errors": Setting(np.geterr, lambda value: np.seterr(**value)),
+    "warnings that are errors": Setting(_errors_among_warnings, _warn_again),
+    "handlers of Ctrl-C and SIGTERM": Setting(_ends, _set_ends),
+    "locale": Setting(lambda: locale.setlocale(locale.LC_ALL), lambda value: locale.setlocale(locale.LC_ALL, value)),
+}
+"""The settings by name, in the order in which they are put back; all can be."""
+
+
+@contextmanager
+def settings_kept(tell: Callable[[str], None]) -> Iterator[None]:
+    """Context after which the settings are as before it; ``tell`` gets a line for each that was changed in it."""
+    before = {name: setting.read() for name, setting in PROCESS_SETTINGS.items()}
+    told = []
+    try:
+        yield
+    finally:
+        for name, was in before.items():
+            setting = PROCESS_SETTINGS[name]
+            if (now := setting.read()) != was and setting.restore is not None:
+                setting.restore(was)
+                told.append(f"it sets {name} to {now} for the whole process when it is loaded; it is {was} again")
+    for text in told:
+        tell(text)

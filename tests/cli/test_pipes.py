@@ -1,0 +1,101 @@
+"""FIFOs where files are expected: each is refused at once, since to open one waits for whoever writes to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from registry.discovery.catalog import Catalog
+from registry.errors import PluginError
+from registry.untrusted.file_kinds import refuse_pipe, why_no_file
+from tuning_db import Store, UnreachableDatabaseError
+
+from .conftest import Command
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    path = tmp_path / "pipe.py"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    path = tmp_path / "tuning.db"
+    Store.open(path).close()
+    return path
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "told",
+    [
+        "tune --dry-run --shapes PIPE",
+        "tune --dry-run --model CONFIG",
+        "tune --dry-run --from-misses",
+        "registry import PIPE",
+        "registry compare PIPE PIPE",
+        "registry check PIPE",
+        "registry ops --plugin PIPE",
+        "registry release import PIPE",
+        "registry fleet plan --shapes PIPE",
+        "registry results --db PIPE",
+    ],
+)
+def test_commands_say_that_it_is_a_fifo(
+    command: Command, pipe: Path, db: Path, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERNEL_REGISTRY_MISSES", str(pipe))
+    monkeypatch.setenv("KERNEL_REGISTRY_DB", str(db))
+    config = pipe.with_name("config.json")
+    os.mkfifo(config)
+    given = {"PIPE": str(pipe), "CONFIG": str(config)}
+    done = command(*(given.get(part, part) for part in told.split()))
+    assert done.code == 2
+    assert "a FIFO" in done.err
+    assert given["CONFIG" if "CONFIG" in told else "PIPE"] in done.err
+
+
+@pytest.mark.parametrize("end", ["-journal", "-wal", "-shm"])
+@pytest.mark.timeout(30)
+def test_a_fifo_in_the_place_of_a_journal_is_told(db: Path, end: str) -> None:
+    os.mkfifo(f"{db}{end}")
+    with pytest.raises(UnreachableDatabaseError, match=f"tuning.db{end} is a FIFO"):
+        Store.open(db)
+
+
+@pytest.mark.timeout(30)
+def test_a_plugin_file_that_is_a_fifo_is_told(catalog: Catalog, pipe: Path) -> None:
+    with pytest.raises(PluginError, match="a FIFO, not a file"):
+        catalog.load_file(pipe)
+
+
+@pytest.mark.timeout(60)
+def test_what_a_shell_pipes_in_is_read(db: Path, tmp_path: Path) -> None:
+    exported = tmp_path / "results.jsonl"
+    other = shutil.copy(db, tmp_path / "other.db")
+    registry = f"{sys.executable} -m registry.cli.main"
+    script = f"{registry} export {exported} --db {db} && {registry} import <(cat {exported}) --db {other}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "0 new records" in done.stdout
+
+
+def test_kinds_of_paths_are_told(tmp_path: Path, pipe: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    refuse_pipe(tmp_path / "file")
+    with pytest.raises(OSError, match="a FIFO, not a file"):
+        refuse_pipe(pipe)
+    assert why_no_file(tmp_path / "file") == ""
+    assert why_no_file(tmp_path) == "a folder"
+    assert why_no_file(tmp_path / "none") == why_no_file(Path("a\0b")) == "no such file"
+    assert why_no_file(pipe) == "a FIFO, not a file"
+    assert why_no_file(Path(os.devnull)) == "a device, not a file"
+    assert "symbolic links" in why_no_file(tmp_path / "circle")

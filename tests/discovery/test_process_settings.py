@@ -1,0 +1,120 @@
+"""Settings of the process that a plugin changes when it is loaded: put back, and held against that plugin alone."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry.device import Device
+from registry.discovery.catalog import Catalog
+from registry.discovery.plugin import PluginWarning
+from registry.discovery.process_settings import PROCESS_SETTINGS
+from registry.errors import PluginError
+from registry.tuner.jobs import Entrant, TrialJob
+from registry.tuner.measure.protocol import TimingProtocol
+from registry.tuner.workers.integrity import Integrity
+from registry.tuner.workers.worker import Worker
+
+CPU = Device.of("cpu")
+
+CHANGES = {
+    "torch's default dtype": "torch.set_default_dtype(torch.float64)",
+    "torch's default device": "torch.set_default_device('meta')",
+    "torch's number of threads": "torch.set_num_threads(torch.get_num_threads() + 1)",
+    "torch's grad mode": "torch.set_grad_enabled(False)",
+    "torch's autocast": "torch.set_autocast_enabled('cpu', True)",
+    "float32 matmul precision": "torch.set_float32_matmul_precision('medium')",
+    "deterministic algorithms": "torch.use_deterministic_algorithms(True)",
+    "torch's use of oneDNN": "torch._C._set_mkldnn_enabled(False)",
+    "torch's use of cuDNN": "torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark",
+    "subnormal numbers": "torch.set_flush_denormal(True)",
+    "garbage collection": "gc.disable()",
+    "thresholds of garbage collection": "gc.set_threshold(123)",
+    "Python's switch interval": "sys.setswitchinterval(0.5)",
+    "depth of Python's calls": "sys.setrecursionlimit(500)",
+    "NumPy's errors": "np.seterr(all='raise')",
+    "warnings that are errors": "warnings.filterwarnings('error', message='mine')",
+    "handlers of Ctrl-C and SIGTERM": "signal.signal(signal.SIGTERM, lambda *_: None)",
+    "locale": "locale.setlocale(locale.LC_ALL, 'C.UTF-8' if locale.setlocale(locale.LC_ALL) == 'C' else 'C')",
+}
+
+PLUGIN = """
+import gc, locale, signal, sys, warnings
+import numpy as np
+import torch
+import registry
+from registry.implementation import Implementation
+
+{at_import}
+
+class Squares(Implementation):
+    op, name = "square", "{name}.square"
+    device_types = frozenset({{"cpu"}})
+
+    def bind(self, problem, config, device, built):
+        return lambda outputs, arguments, scratch: torch.mul(arguments[0], arguments[0], out=outputs[0])
+
+@registry.implements("square")
+def kernels():
+    {in_hook}
+    return [Squares()]
+"""
+
+
+def write(folder: Path, name: str, *, at_import: str = "", in_hook: str = "pass") -> Path:
+    path = folder / f"{name}.py"
+    path.write_text(PLUGIN.format(name=name, at_import=at_import, in_hook=in_hook))
+    return path
+
+
+def read() -> dict[str, Any]:
+    return {name: setting.read() for name, setting in PROCESS_SETTINGS.items()}
+
+
+def test_every_setting_is_tried() -> None:
+    assert CHANGES.keys() == PROCESS_SETTINGS.keys()
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("place", ["at_import", "in_hook"])
+def test_a_setting_is_put_back_and_the_plugin_is_told(catalog: Catalog, tmp_path: Path, name: str, place: str) -> None:
+    path, before = write(tmp_path, "mine", **{place: CHANGES[name]}), read()
+    with pytest.warns(PluginWarning, match=f"mine.py.*it sets {name} to .* for the whole process") as told:
+        catalog.load_file(path)
+    assert read() == before
+    assert len(told) == 1
+    assert name in catalog.file_plugin(path).fault
+    assert "mine.square" in [one.name for one in catalog.implementations("square")]
+
+
+def test_a_setting_is_put_back_where_the_plugin_is_broken(catalog: Catalog, tmp_path: Path) -> None:
+    path, before = write(tmp_path, "mine", at_import="sys.setrecursionlimit(500)\nraise ValueError"), read()
+    with pytest.raises(PluginError, match="ValueError"):
+        catalog.load_file(path)
+    assert read() == before
+
+
+def test_strictly_a_changed_setting_is_an_error(tmp_path: Path) -> None:
+    catalog = Catalog(environ={"KERNEL_REGISTRY_STRICT": "1"})
+    with pytest.raises(PluginError, match="sets torch's default dtype"):
+        catalog.load_file(write(tmp_path, "mine", at_import=CHANGES["torch's default dtype"]))
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_worker_blames_no_candidate_for_what_another_plugin_sets(catalog: Catalog, tmp_path: Path) -> None:
+    integrity = Integrity()
+    catalog.load_file(write(tmp_path, "honest"))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        catalog.load_file(write(tmp_path, "rude", at_import="torch.set_num_threads(torch.get_num_threads() + 1)"))
+    assert len(told) == 1
+    worker = Worker(catalog, CPU, integrity)
+    protocol = dict(TimingProtocol.of(CPU).details)
+    for name in ("honest.square", "rude.square"):
+        job = TrialJob(1, "square", {"n": 100, "dtype": "float32"}, Entrant(name, {}), protocol, 0, None)
+        outcome = worker.trial(job, lambda step: None)
+        assert (outcome.status, outcome.message) == ("ok", "")
