@@ -22,6 +22,12 @@ class Setting(NamedTuple):
     restore: Callable[[Any], Any] | None = None
 
 
+def _default_device() -> torch.device | None:
+    """The device that ``torch.set_default_device`` has set; None where nobody has."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
 def _matmul_precision() -> str:
     """highest, high or medium; what torch's newer switches say if these were used, since torch then refuses to say."""
     try:
@@ -103,9 +109,7 @@ def _set_ends(value: tuple[Any, ...]) -> None:
 
 PROCESS_SETTINGS: Mapping[str, Setting] = {
     "torch's default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype),
-    "torch's default device": Setting(
-        lambda: getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), lambda _: torch.set_default_device(None)
-    ),
+    "torch's default device": Setting(_default_device, torch.set_default_device),
     "torch's number of threads": Setting(torch.get_num_threads, torch.set_num_threads),
     "torch's grad mode": Setting(torch.is_grad_enabled, torch.set_grad_enabled),
     "torch's autocast": Setting(_autocast, _set_autocast),

@@ -98,6 +98,16 @@ def test_a_setting_is_put_back_where_the_plugin_is_broken(catalog: Catalog, tmp_
     assert read() == before
 
 
+def test_a_default_device_of_the_program_comes_back(catalog: Catalog, tmp_path: Path) -> None:
+    torch.set_default_device("cpu")
+    try:
+        with pytest.warns(PluginWarning, match="it is cpu again"):
+            catalog.load_file(write(tmp_path, "mine", at_import=CHANGES["torch's default device"]))
+        assert torch.empty(0).device.type == "cpu"
+    finally:
+        torch.set_default_device(None)
+
+
 def test_strictly_a_changed_setting_is_an_error(tmp_path: Path) -> None:
     catalog = Catalog(environ={"KERNEL_REGISTRY_STRICT": "1"})
     with pytest.raises(PluginError, match="sets torch's default dtype"):
