@@ -29,7 +29,7 @@ def named_problem(op: Op, dims: Mapping[str, Value]) -> Problem:
             hint=f"{op.name} has the dimensions {', '.join(sorted(known))}",
         )
     for name in op.dynamic:
-        check = check_integer if name in op.numbers else check_positive
+        check = check_integer if name in op.integers else check_positive
         check(op.name, name, given[name])
     for name, values in op.named_values.items():
         check_choice(op.name, name, given[name], values)

@@ -129,7 +129,7 @@ class Op:
         return tuple(sorted(self.dynamic | self.transfers.keys()))
 
     @cached_property
-    def numbers(self) -> frozenset[str]:
+    def integers(self) -> frozenset[str]:
         """The dynamic dimensions that are an ``int`` argument of that name: any integer; the others are sizes."""
         return self.dynamic & {parameter.name for parameter in self.parsed.parameters if parameter.kind == "int"}
 

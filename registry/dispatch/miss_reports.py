@@ -65,5 +65,5 @@ class MissReports:
 
     def _is_tunable(self, problem: Problem) -> bool:
         """False for a problem with an empty tensor, which has nothing to tune, and which no shapes file may hold."""
-        sizes = [value for name, value in problem.dims.items() if name not in self._op.numbers]
+        sizes = [value for name, value in problem.dims.items() if name not in self._op.integers]
         return not any(type(size) is int and size < 1 for size in sizes)

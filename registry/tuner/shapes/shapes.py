@@ -185,7 +185,7 @@ def _expected(op: Op, name: str) -> str:
     if name == "dtype":
         return _DTYPE
     if name in op.dynamic:
-        return _NUMBER if name in op.numbers else _SIZE
+        return _NUMBER if name in op.integers else _SIZE
     kinds = {parameter.name: parameter.kind for parameter in op.parsed.parameters}
     # a static dimension that no argument is named after may be a size (cols) or a flag (symmetric)
     return {"str": _TEXT, "bool": _FLAG, "int": _SIZE}.get(kinds.get(name, ""), _SIZE_OR_FLAG)
