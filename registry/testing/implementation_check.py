@@ -170,7 +170,8 @@ def _number_faults(
     for kind in kinds:
         fresh = GivenInputs(op, problem, kind, device, "contiguous", numbers=True)
         arguments = op.arguments(fresh.values)
-        plan = at_other_size(home, problem, arguments, device) or build(op, candidate, problem, arguments, device)
+        posed = op.pose(arguments, problem)
+        plan = at_other_size(home, posed, arguments, device) or build(op, candidate, posed, arguments, device)
         for fault in guarded(run_faults(plan, fresh, 0), candidate.implementation):
             yield f"{kind} inputs with other numbers: {fault}"
 
