@@ -19,6 +19,7 @@ from ...arguments.schema import tensors_in
 from ...contract import Op
 from ...errors import InvalidDefinitionError, RegistryError, UnknownNameError
 from ...forking import renewed_in_child
+from .conforming import conforming_reference
 from .gradients import Bound
 from .profiles import count_flops, count_gradient_flops
 from .reference_operator import define_reference_gradient, has_reference_operator, reference_overload
@@ -161,7 +162,7 @@ class _Kernels:
         """Real tensors, below autograd: run the fastest known implementation."""
         bound = self.bound()
         if dispatch_modes():
-            return _in_plain_torch(bound.op.reference, bound.op, args, attributes)
+            return _in_plain_torch(conforming_reference(bound.op), bound.op, args, attributes)
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return bound.flat(*args, **attributes)
