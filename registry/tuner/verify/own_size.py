@@ -41,7 +41,7 @@ def probes_of_own_size(session: Session) -> Iterator[Probe]:
             in_pairs = layout in _IN_PAIRS
             yield replace(probe, beside=_of_case(session, session.other_case, layout)) if in_pairs else probe
     kinds = telling_kinds(session.op, session.values)
-    for _, values in drawn_with_other_numbers(session.op, session.problem, session.device, kinds):
+    for _, values in drawn_with_other_numbers(session.op, session.problem, kinds, session.values):
         probe = _of_case(session, session.case_of(values), "contiguous")
         if probe is not None:
             yield replace(probe, kind=OTHER_NUMBERS)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -190,13 +190,12 @@ def _met_closely(op: Op, problem: Problem, device: Device) -> Iterator[OtherSize
 
 
 def drawn_with_other_numbers(
-    op: Op, problem: Problem, device: Device, kinds: Iterable[str]
+    op: Op, problem: Problem, kinds: Iterable[str], drawn: Callable[[str], tuple[Any, ...]]
 ) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
-    """Inputs of these kinds, and the same with other numbers, which nobody can foretell."""
+    """Inputs of these kinds, as ``drawn`` gives them, and the same with other numbers, which nobody can foretell."""
     for kind in kinds if op.numbers else ():
-        generator = torch.Generator(device=device.torch).manual_seed(secrets.randbelow(_SEEDS))
         try:
-            values = op.draw(problem, kind, generator)
+            values = drawn(kind)
         except Exception:  # an author's inputs may raise anything
             continue
         changed = other_numbers(op, problem, values, secrets.randbelow(_SEEDS))
@@ -238,7 +237,7 @@ class _Drawn:
     def with_other_numbers(self, problem: Problem) -> Iterator[Probe]:
         """Row-major probes of a problem with other numbers than its kinds of inputs have, see ``Op.numbers``."""
         op = self._op
-        for values, changed in drawn_with_other_numbers(op, problem, self._device, op.kinds):
+        for values, changed in drawn_with_other_numbers(op, problem, op.kinds, partial(self._values, problem)):
             try:
                 case = self._case_of(problem, changed) if is_finite_alike(op, values, changed) else None
             except Exception:  # an op may raise anything for numbers that it does not take
@@ -278,11 +277,13 @@ class _Drawn:
         return self._cases[asked]
 
     def _draw(self, problem: Problem, kind: str, again: bool, expansion: str) -> _Case | None:
-        op = self._op
         if expansion:
             return self._expanded(self._case(problem, kind, again, ""), expansion)
+        return self._case_of(problem, self._values(problem, kind, again=again))
+
+    def _values(self, problem: Problem, kind: str, *, again: bool = False) -> tuple[Any, ...]:
         generator = torch.Generator(device=self._device.torch).manual_seed(1 + 1_000_003 * again)
-        return self._case_of(problem, op.draw(problem, kind, generator))
+        return self._op.draw(problem, kind, generator)
 
     def _case_of(self, problem: Problem, values: tuple[Any, ...]) -> _Case:
         op = self._op
