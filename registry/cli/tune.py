@@ -68,8 +68,8 @@ def tune(  # noqa: PLR0913, PLR0917  (an option each)
     That is the fastest of the candidates that are right: each is verified against a float64 reference before it is
     timed. A problem with a winner is left alone, unless an implementation is there that the winner has not met: it is
     raced again. Ctrl-C keeps what was measured, but with --sandbox only where --db says so. Exit codes: 0 all decided,
-    1 some problem has no winner (no candidate was right, its finals decided nothing, or the time limit left it out),
-    2 bad input, 130 interrupted.
+    1 some problem has no winner (no candidate was right, its finals decided nothing, the time limit left it out, or
+    its op's tolerance accepts what was not computed), 2 bad input, 130 interrupted.
     """
     model_options = of_model.ModelOptions(
         model, batch, context, model_dtype, tensor_parallel, quantize, group_size, symmetric, lm_head, separate, page,

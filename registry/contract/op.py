@@ -77,6 +77,8 @@ class Op:
     independent  tensor arguments of integers or booleans, each element of which may have the value of any other: words
                of a packed weight, quantised activations, targets, but not offsets. Verification changes single elements
                of these between calls, as it does of floating tensors
+    numbers    float attributes that any tensors may come with, such as an epsilon, but not one that a tensor was made
+               with: verification tries others than ``inputs`` gives
     """
 
     name: str
@@ -109,6 +111,7 @@ class Op:
     transfers: Mapping[str, Range] = field(default_factory=dict)
     check_data: Callable[[Mapping[str, Any]], None] | None = None
     independent: frozenset[str] = frozenset()
+    numbers: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         check_name(self)
@@ -118,7 +121,7 @@ class Op:
         check_definition(self)
 
     def _freeze_names(self) -> None:
-        for given in ("static", "dynamic", "weights", "independent"):
+        for given in ("static", "dynamic", "weights", "independent", "numbers"):
             if isinstance(names := getattr(self, given), str):
                 raise InvalidDefinitionError(f"op {self.name!r}: {given} is {names!r}", hint=f"expected {{{names!r}}}")
             object.__setattr__(self, given, frozenset(names))

@@ -134,7 +134,8 @@ def check_values(op: str, name: str, values: torch.Tensor, wrong: torch.Tensor, 
     place = places[0].tolist()
     more = f", and {places.shape[0] - 1} more like it" if places.shape[0] > 1 else ""
     value = values[tuple(place)].item()
-    raise OutOfRangeError(f"{op}: {name}[{', '.join(map(str, place))}] is {value}, expected {allowed}{more}", hint=hint)
+    element = f"{name}[{', '.join(map(str, place))}]" if place else name
+    raise OutOfRangeError(f"{op}: {element} is {value}, expected {allowed}{more}", hint=hint)
 
 
 def positive(problem: Problem, *names: str) -> None:

@@ -90,6 +90,7 @@ RMS_NORM = rows_op(
     # two roundings to half: many models' own code rounds x / rms before it multiplies by the weight
     tolerance=Tolerance(rtol=units(float32=2.0, half=2.1), atol=underflow(4), scale=rms_norm_scale),
     kinds=KINDS,
+    numbers=frozenset({"eps"}),
     alike={"weight": "x"},
     forms=rms_norm_forms,
     backward=Backward(op="rms_norm_backward", saved=("x", "weight")),

@@ -118,6 +118,7 @@ RMS_NORM_BACKWARD = rows_op(
     inputs=_inputs,
     tolerance=Tolerance(rtol=units(float32=2.0, half=1.1), atol=underflow(8), scale=_scale),
     kinds=KINDS,
+    numbers=RMS_NORM.numbers,
     alike=RMS_NORM.alike,
     weights=RMS_NORM.weights,
 )

@@ -16,6 +16,8 @@ _INVISIBLE = 2.0**-40
 _VISIBLE = 2.0**-9
 """A relative change that changes most results of float32 and float16 arithmetic, but few that an op rounds itself."""
 _MOST = 0.9
+_FEWEST = 4
+"""Results of fewer elements are not judged: changes of two factors may cancel, or rows have one element."""
 
 
 @torch.no_grad()
@@ -23,7 +25,8 @@ def narrow_faults(op: Op, values: tuple[Any, ...]) -> list[str]:
     """Results that the reference computes in less than float64 although its arguments are float64, in words.
 
     Found by changes of all floating arguments: one that only float64 holds changes nothing, and one that float32 holds
-    changes nearly every element. Results of another dtype, and those that an op rounds to few values, are not judged.
+    changes nearly every element. Results of another dtype, of few elements, and those that an op rounds to few values,
+    are not judged.
     """
     wide = widened(values)
     first, nearly, apart = (results_of(op, _changed(wide, relative)) for relative in (0.0, _INVISIBLE, _VISIBLE))
@@ -33,7 +36,7 @@ def narrow_faults(op: Op, values: tuple[Any, ...]) -> list[str]:
         for name, one, same, other in zip(op.parsed.results, first, nearly, apart, strict=True)
         if one.dtype == torch.float64
         and one.shape == same.shape == other.shape
-        and one.numel()
+        and one.numel() >= _FEWEST
         and not bool(_unlike(one, same).any())
         and float(_unlike(one, other).double().mean()) >= _MOST
     ]

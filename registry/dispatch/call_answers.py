@@ -88,7 +88,7 @@ class Answers:
         """Everything that may answer a call, best first; the first that runs is used. ``telling``: none will be run."""
         tensors = asked.tensors
         if reason := unusual(tensors):
-            yield self._plain_torch(reason, None, None if self._mode() == "reference" else forced)
+            yield self._plain_torch(reason, None, None if self._mode() == "reference" else forced, real=False)
             return
         problem = asked.problem
         if reason := nothing_to_launch(tensors):
@@ -124,10 +124,12 @@ class Answers:
             tell_caller(self.plans, "capture", f"torch's reference is captured for {call.problem}: {reason}, or {hint}")
         yield self._plain_torch(reason, call.problem, forced)
 
-    def _plain_torch(self, reason: str, problem: Problem | None, forced: Forced | None) -> Resolved:
+    def _plain_torch(
+        self, reason: str, problem: Problem | None, forced: Forced | None, *, real: bool = True
+    ) -> Resolved:
         if forced is not None:
             raise UnsupportedError(
                 f"{self._op.name}: {forced.implementation} is forced, but {reason}",
                 hint="leave the registry.using(...) block for this call",
             )
-        return reference(self._op, reason, problem)
+        return reference(self._op, reason, problem, real=real)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuning_db import JobQueue
 from tuning_db.queue.entries import Added, Fence, FleetPlan, NewJob
 from tuning_db.records import new_uid
 
-from ..correctness.tolerance_check import refuse_blind
+from ..correctness.blind_ops import blind_among
 from ..discovery.catalog import Catalog
 from ..errors import InvalidArgumentError
 from ..problem import Problem
@@ -33,12 +33,16 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Planned:
-    """A planner's outcome: what was queued, from how many problems, and notes for the user."""
+    """A planner's outcome: what was queued, from how many problems, and notes for the user.
+
+    ``faulty``: ops that were left out for a fault of theirs, which a note tells.
+    """
 
     added: Added
     problems: int
     devices: Sequence[str]
     notes: Sequence[str] = ()
+    faulty: Sequence[str] = ()
 
 
 def plan_fleet(
@@ -61,7 +65,8 @@ def plan_fleet(
     """
     _check(devices, most_problems, most_attempts)
     wanted = represented(problems, counts or {}, catalog.op, every=options.all_sizes)
-    _check_ops(wanted.problems, catalog, options)
+    faults = _faults(wanted.problems, catalog, options)
+    wanted = _without(wanted, faults)
     variants = _variants(wanted, devices, catalog, options)
     jobs = [
         NewJob(device, group, float(sum(one.count for one in group)), most_attempts)
@@ -70,7 +75,7 @@ def plan_fleet(
     ]
     added = [_add(queue, op, jobs, catalog, options) for op in dict.fromkeys(one.op for one in wanted.problems)]
     total = Added(sum(one.jobs for one in added), sum(one.problems for one in added), sum(one.already for one in added))
-    return Planned(total, len(wanted.problems), tuple(devices), wanted.notes)
+    return Planned(total, len(wanted.problems), tuple(devices), wanted.notes, tuple(faults))
 
 
 def _variants(
@@ -129,11 +134,20 @@ def _check(devices: Sequence[str], most_problems: int, most_attempts: int) -> No
             raise InvalidArgumentError(f"{name}: {value}", hint="expected 1 or more")
 
 
-def _check_ops(problems: Sequence[Problem], catalog: Catalog, options: TuneOptions) -> None:
-    """Raise what every worker would, before anything is queued."""
+def _faults(problems: Sequence[Problem], catalog: Catalog, options: TuneOptions) -> dict[str, str]:
+    """The reasons against ops that no worker would tune. Raises what every worker would, before anything is queued."""
     from ..device import Device
 
-    for op in dict.fromkeys(problem.op for problem in problems):
-        refuse_blind(catalog.op(op))
+    faults = blind_among(catalog.op(problem.op) for problem in problems)
     by_op = {problem.op: problem for problem in reversed(problems)}
     check_shared(plan(list(by_op.values()), catalog, Device.best(), options.implementations), catalog)
+    return faults
+
+
+def _without(wanted: Represented, faults: Mapping[str, str]) -> Represented:
+    """The problems of other ops, with a note on each op that is left out."""
+    if not faults:
+        return wanted
+    kept = tuple(one for one in wanted.problems if one.op not in faults)
+    notes = tuple(f"{op} is left out: {reason}" for op, reason in faults.items())
+    return replace(wanted, problems=kept, notes=(*wanted.notes, *notes))

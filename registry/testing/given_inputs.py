@@ -12,6 +12,7 @@ from ..arguments.schema import Parameter, tensors_in, with_tensors
 from ..contract import Op
 from ..correctness.bits import as_bits
 from ..correctness.expanded import EXPANDED, expanded_inputs
+from ..correctness.other_numbers import is_finite_alike, other_numbers
 from ..correctness.poisoned_layouts import PoisonedLayout, Surrounded, laid_out_within
 from ..device import Device
 from ..problem import Problem
@@ -20,12 +21,16 @@ SEED = 1234
 
 
 class GivenInputs:
-    """Inputs of a kind in a layout, inside poisoned allocations. ``values`` are the schema's in order."""
+    """Inputs of a kind in a layout, inside poisoned allocations. ``values`` are the schema's in order.
+
+    ``numbers``: with other numbers than the kind has, where the op allows it, see ``Op.numbers``.
+    """
 
     def __init__(
-        self, op: Op, problem: Problem, kind: str, device: Device, layout: PoisonedLayout, *, nan_beside: bool = False
-    ) -> None:
-        self._draw = partial(_drawn, op, problem, kind, device, layout)
+        self, op: Op, problem: Problem, kind: str, device: Device, layout: PoisonedLayout, *, nan_beside: bool = False,
+        numbers: bool = False,
+    ) -> None:  # fmt: skip
+        self._draw = partial(_drawn, op, problem, kind, device, layout, numbers=numbers)
         self._is_expanded = layout in EXPANDED
         self._draw_dense = partial(_drawn, op, problem, kind, device, "contiguous", SEED)
         self._tensors: list[tuple[Parameter, Surrounded, torch.Tensor]] = []
@@ -81,8 +86,14 @@ class GivenInputs:
                 yield f"it writes outside its argument {parameter.name}"
 
 
-def _drawn(op: Op, problem: Problem, kind: str, device: Device, layout: PoisonedLayout, seed: int) -> tuple[Any, ...]:
-    return expanded_inputs(op, op.draw(problem, kind, torch.Generator(device.torch).manual_seed(seed)), layout)
+def _drawn(
+    op: Op, problem: Problem, kind: str, device: Device, layout: PoisonedLayout, seed: int, numbers: bool = False
+) -> tuple[Any, ...]:
+    values = op.draw(problem, kind, torch.Generator(device.torch).manual_seed(seed))
+    changed = other_numbers(op, problem, values, seed) if numbers else None
+    if changed is not None and is_finite_alike(op, values, changed):
+        values = changed
+    return expanded_inputs(op, values, layout)
 
 
 def _unchanged(tensor: torch.Tensor, drawn: torch.Tensor) -> bool:

@@ -46,12 +46,12 @@ def check_implementation(
     that are not aligned, columns of a wider tensor, not contiguous at all, or only every other tensor, and on a CPU
     expanded: numbers against the float64 reference, dtype, strides, aliasing, writes beside the outputs, arguments and
     scratch, changed inputs, a second and a third run over outputs in which some and all numbers were changed, inputs
-    that change in place, memory that two calls return, several runs bit by bit unless ``deterministic`` is False, and
-    two threads at once. What was bound for the problem is then run, as a call of another size would, at a smaller, a
-    larger and a size that is a multiple of 16 where the problem's is none, or none where it is one, along each dynamic
-    dimension; where it is twice as large, also columns of a wider tensor, transposed and expanded tensors. An
-    implementation with code of its own for untuned sizes, ``bind_untuned``, runs that there. What the implementation
-    says it does not support is skipped, with its reasons.
+    that change in place, other numbers than its kinds of inputs have (``Op.numbers``), memory that two calls return,
+    several runs bit by bit unless ``deterministic`` is False, and two threads at once. What was bound for the problem
+    is then run, as a call of another size would, at a smaller, a larger and a size that is a multiple of 16 where the
+    problem's is none, or none where it is one, along each dynamic dimension; where it is twice as large, also columns
+    of a wider tensor, transposed and expanded tensors. An implementation with code of its own for untuned sizes,
+    ``bind_untuned``, runs that there. What the implementation says it does not support is skipped, with its reasons.
     """
     refuse_unlike("check_implementation", "implementation", implementation, Implementation)
     refuse_unlike("check_implementation", "op", op, Op)
@@ -155,10 +155,27 @@ def _layout_faults(
             yield f"{kind} inputs: {fault}"
     if is_misshapen(plan, given):  # the run faults tell it
         return
+    if layout == "contiguous" and op.numbers:
+        yield from _number_faults(op, candidate, problem, device, kinds)
     yield from repeating_faults(plan, given)
     if layout == "contiguous":
         yield from changed_faults(plan, GivenInputs(op, problem, kinds[0], device, layout))
         yield from concurrent_faults(plan, device)
+
+
+def _number_faults(
+    op: Op, candidate: Candidate, problem: Problem, device: Device, kinds: tuple[str, ...]
+) -> Iterator[str]:
+    """Faults of the plan that a call with other numbers gets after one with those of the first kind."""
+    usual = GivenInputs(op, problem, kinds[0], device, "contiguous")
+    home = bound_by_call(op, candidate, problem, op.arguments(usual.values), device)
+    for kind in kinds:
+        fresh = GivenInputs(op, problem, kind, device, "contiguous", numbers=True)
+        arguments = op.arguments(fresh.values)
+        posed = op.pose(arguments, problem)
+        plan = at_other_size(home, posed, arguments, device) or build(op, candidate, posed, arguments, device)
+        for fault in guarded(run_faults(plan, fresh, 0), candidate.implementation):
+            yield f"{kind} inputs with other numbers: {fault}"
 
 
 def _check_other_size(

@@ -24,10 +24,14 @@ class RunStarted:
 
 @dataclass(frozen=True)
 class ProblemSkipped:
-    """A problem that cannot be tuned on this device, e.g. because it does not fit its memory."""
+    """A problem that cannot be tuned on this device, e.g. because it does not fit its memory.
+
+    ``faulty``: nor on another one, for a fault of its op.
+    """
 
     problem: Problem
     reason: str
+    faulty: bool = False
 
 
 @dataclass(frozen=True)

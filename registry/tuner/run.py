@@ -12,7 +12,7 @@ from optuna.exceptions import StorageInternalError
 
 from tuning_db import Store, TuningDBError
 
-from ..correctness.tolerance_check import refuse_blind
+from ..correctness.blind_ops import blind_among
 from ..device import Device, by_hardware
 from ..discovery.catalog import Catalog
 from ..errors import RegistryError, StoreError
@@ -52,9 +52,10 @@ def tune(
     Ctrl-C ends the run in order: what was measured is stored. ``counts``: how often a program calls each problem; what
     takes most of its time is then tuned first, and longest. ``stop`` ends the run as Ctrl-C does. Raises StoreError
     when the database cannot be used, UnknownNameError for an implementation that does not exist, InvalidArgumentError
-    for a sampler or a storage that cannot be used, InvalidDefinitionError for an op whose tolerance accepts a result
-    that was not computed, and PluginError for an op or an implementation that was added by a call in this process
-    alone. Raises CacheError where compilers cannot write, before the run or during it; what was measured is stored.
+    for a sampler or a storage that cannot be used, and PluginError for an op or an implementation that was added by a
+    call in this process alone. An op whose tolerance accepts a result that was not computed is left out, and told;
+    raises InvalidDefinitionError if there is no other. Raises CacheError where compilers cannot write, before the run
+    or during it; what was measured is stored.
     """
     options = options or TuneOptions()
     _check_system()
@@ -67,7 +68,7 @@ def tune(
         with spawning.kept(preloading.ENTRY):
             studies = Studies(sampler_named(options.sampler), open_storage(options.storage))
             planned = [plan_problems(wanted.problems, catalog, group[0], options.implementations) for group in groups]
-            _check(planned, catalog)
+            planned = _checked(planned, catalog)
             cores = compiling_cores(groups[0][0], sum(map(len, groups)))
             with Store.open(database, fence=options.fence) as store:
 
@@ -89,13 +90,17 @@ def tune(
         ) from fault
 
 
-def _check(planned: Sequence[Sequence[ProblemPlan]], catalog: Catalog) -> None:
-    """Raise the errors of ``tune`` that concern the plans; begin to import the modules that they need."""
-    plans = [plan for each in planned for plan in each]
-    for op in dict.fromkeys(plan.op for plan in plans):
-        refuse_blind(op)
+def _checked(planned: Sequence[Sequence[ProblemPlan]], catalog: Catalog) -> list[tuple[ProblemPlan, ...]]:
+    """The plans, those of ops with a fault of their own marked; the modules that they need begin to be imported.
+
+    Raises the errors of ``tune`` that concern the plans.
+    """
+    faults = blind_among(plan.op for each in planned for plan in each)
+    checked = [tuple(plan.with_fault(faults.get(plan.op.name, "")) for plan in each) for each in planned]
+    plans = [plan for each in checked for plan in each]
     check_shared(plans, catalog)
-    preloading.warm(plans)
+    preloading.warm([plan for plan in plans if not plan.faulty])
+    return checked
 
 
 def _check_system() -> None:

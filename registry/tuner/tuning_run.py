@@ -160,7 +160,7 @@ class TuningRun:
 
     def _skip(self, plan: ProblemPlan) -> bool:
         if plan.skipped:
-            self._observe(ProblemSkipped(plan.problem, plan.skipped))
+            self._observe(ProblemSkipped(plan.problem, plan.skipped, plan.faulty))
         return bool(plan.skipped)
 
     def _tune(self, plans: Sequence[ProblemPlan], *, first: bool, last: bool) -> None:

@@ -12,6 +12,8 @@ import torch
 import registry
 from registry.artifact import Built
 from registry.backends import CppImplementation, CppKernel
+from registry.contract import as_tuple
+from registry.contracts import ATTENTION_DECODE, RMS_NORM
 from registry.device import Device
 from registry.implementation import Implementation, Launch, Run, Tensors
 from registry.problem import Problem, TensorSpec
@@ -53,6 +55,9 @@ class ChangesItsInputForAWhile(Square):
     device_types = frozenset({"cpu"})
 
     def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
+        if x.stride() == (0,):  # torch writes to no expanded tensor
+            super().write(x, y, problem)
+            return
         was = x.clone()
         x.mul_(x)
         y.copy_(x)
@@ -287,6 +292,77 @@ class KeepsStridesThatNothingGives(Softmax):
         return x.as_strided(x.shape, bound.strides) if bound.layout == "other" else x
 
 
+# --- numbers ---
+
+
+class TwoEpsilons(Implementation):
+    """Has the two that the inputs of a norm have in its code."""
+
+    op, name = "rms_norm", "other.two_eps"
+    device_types = frozenset({"cpu", "cuda"})
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            x, weight, eps = arguments
+            outputs[0].copy_(RMS_NORM.reference(x, weight, self.taken(eps, problem)))
+
+        return run
+
+    def taken(self, eps: float, problem: Problem) -> float:
+        return 1e-6 if eps < 5e-6 else 1e-5
+
+
+class TwoEpsilonsOfFourRows(TwoEpsilons):
+    """Right for other numbers of rows than the tuned one."""
+
+    name = "other.two_eps_here"
+    device_types = frozenset({"cpu"})
+
+    def taken(self, eps: float, problem: Problem) -> float:
+        return super().taken(eps, problem) if problem.rows == 4 else eps
+
+
+class Decode(Implementation):
+    """Attention to a cache; a subclass says which numbers it takes for those of the call."""
+
+    op, name = "attention_decode", "other.decode"
+    device_types = frozenset({"cpu"})
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            *tensors, scale, softcap, window = arguments
+            made = as_tuple(ATTENTION_DECODE.reference(*tensors, *self.taken(scale, softcap), window))
+            for output, one in zip(outputs, made, strict=True):
+                output.copy_(one)
+
+        return run
+
+    def taken(self, scale: float | None, softcap: float) -> tuple[float | None, float]:
+        return scale, softcap
+
+
+class UsualScale(Decode):
+    """That of heads as long as these."""
+
+    name = "other.usual_scale"
+
+    def taken(self, scale: float | None, softcap: float) -> tuple[float | None, float]:
+        return None, softcap
+
+
+class OneSoftcap(Decode):
+    name = "other.one_softcap"
+
+    def taken(self, scale: float | None, softcap: float) -> tuple[float | None, float]:
+        return scale, 20.0 if softcap else 0.0
+
+
+@registry.implements("attention_decode")
+def attention_decode_implementations() -> Iterable[Implementation]:
+    """Scales and caps of logits."""
+    return implementations_in(__name__, "attention_decode")
+
+
 @registry.implements("square")
 def square_implementations() -> Iterable[Implementation]:
     """One run for all sizes, and a shared workspace."""
@@ -295,7 +371,7 @@ def square_implementations() -> Iterable[Implementation]:
 
 @registry.implements("rms_norm")
 def rms_norm_implementations() -> Iterable[Implementation]:
-    """Scratch and a static row."""
+    """Scratch, a static row and epsilons."""
     return implementations_in(__name__, "rms_norm")
 
 

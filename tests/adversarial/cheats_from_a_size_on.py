@@ -94,6 +94,9 @@ class ChangesItsInputForAWhile(Square):
     device_types = frozenset({"cpu"})
 
     def write_many(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        if x.stride() == (0,):  # torch writes to no expanded tensor
+            torch.mul(x, x, out=y)
+            return
         was = x.clone()
         x.mul_(x)
         y.copy_(x)

@@ -152,6 +152,7 @@ REFUSED: dict[str, str | tuple[str, ...]] = {
     "other.kept_strides": "wrong_result",
     "other.kept_rows": "wrong_result",
     "other.transposed": "wrong_result",
+    "other.two_eps": "wrong_result",
     "large.workspace": "wrong_result",
     "large.workspace_beyond": "wrong_result",
     "large.strided_workspace": "wrong_result",

@@ -20,7 +20,8 @@ def rotate(
     positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, head_size: int, table: torch.Tensor, is_neox: bool
 ) -> None:
     """Rotate query and key in place, in the wider dtype of theirs and the table's."""
-    cos, sin = table[positions].unsqueeze(-2).chunk(2, -1)
+    # not table[positions], which waits for the device where positions have no dimension, and cannot be compiled
+    cos, sin = torch.nn.functional.embedding(positions, table).unsqueeze(-2).chunk(2, -1)
     for x in (query, key):
         heads = x if x.dim() == positions.dim() + 2 else x.unflatten(-1, (x.shape[-1] // head_size, head_size))
         rotated = heads[..., : table.shape[1]]

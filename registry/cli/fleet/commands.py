@@ -95,6 +95,8 @@ def plan(  # noqa: PLR0913, PLR0917  (an option each)
     A job holds problems that share compiled kernels; one worker tunes it on one GPU. Problems that open jobs hold
     already are left out, so a plan may be repeated, and several may plan at once. Workers must have the versions of
     torch, Triton and plugins that are installed here.
+
+    Exit codes: 0 all queued, 1 an op is left out since its tolerance accepts what was not computed, 2 bad input.
     """
     from tuning_db import JobQueue
 
@@ -121,11 +123,16 @@ def plan(  # noqa: PLR0913, PLR0917  (an option each)
         )  # fmt: skip
         where = queue.url
     if json:
-        text.print_json({"database": where, "devices": list(planned.devices), **vars(planned.added)})
-        return
-    for note in (*notes, *planned.notes):
-        text.say(note)
-    text.say(_told(planned, where))
+        left_out = list(planned.faulty)
+        text.print_json({
+            "database": where, "devices": list(planned.devices), "left_out": left_out, **vars(planned.added)
+        })  # fmt: skip
+    else:
+        for note in (*notes, *planned.notes):
+            text.say(note)
+        text.say(_told(planned, where))
+    if planned.faulty:
+        raise typer.Exit(1)
 
 
 def work(

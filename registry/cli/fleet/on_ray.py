@@ -39,6 +39,8 @@ def tune_on_fleet(
     models = models_of(address, kind)
     with JobQueue.open(url) as queue:
         planned = plan_fleet(queue, shapes.all, models, catalog=catalog, options=options, counts=shapes.counts)
+        for note in planned.notes:
+            text.say(note)
         text.say(f"{text.plural(planned.added.jobs, 'job')} for {', '.join(models)} queued in {queue.url}")
         texts = {path.name: path.read_text() for path in plugins}
         orders = ClusterOrders(address, url, kind, plugins=texts, compilers=compilers, models=models)
@@ -46,4 +48,4 @@ def tune_on_fleet(
         drive(orders, queue, text.say)
         status = queue.status()
     fleet_table.show(status)
-    return 1 if status.failed > before else 0
+    return 1 if status.failed > before or planned.faulty else 0

@@ -91,4 +91,5 @@ def _exit_code(results: tuple[Result, ...], display: Display) -> int:
     if display.ended is not None and display.ended.interrupted:
         return application.ToldCode(application.INTERRUPTED)
     timed_out = display.ended is not None and display.ended.timed_out
-    return UNDECIDED if timed_out or any(result.verdict == "none" for result in results) else 0
+    faulty = any(skipped.faulty for skipped in display.skipped)
+    return UNDECIDED if timed_out or faulty or any(result.verdict == "none" for result in results) else 0

@@ -180,5 +180,6 @@ ATTENTION = Op(
     examples=attention_examples(),
     check=check_attention,
     independent=frozenset({"mask"}),
+    numbers=frozenset({"scale", "softcap"}),
     backward=Backward(op="attention_backward", saved=("q", "k", "v", "mask", "out", "lse")),
 )

@@ -141,6 +141,7 @@ ATTENTION_DECODE = Op(
     choices={"kv_dtype": KV_DTYPES, "softcap": (False, True)},
     added={"kv_dtype": (INT8,)},
     independent=frozenset({"k_cache", "v_cache"}),
+    numbers=frozenset({"scale", "softcap"}),
     distributions={"lengths": LENGTHS},
     kinds=KINDS,
     examples=_examples(),

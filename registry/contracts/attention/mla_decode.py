@@ -148,6 +148,7 @@ MLA_DECODE = Op(
     dynamic=frozenset({"batch", "kv_len"}),
     distributions={"lengths": LENGTHS},
     kinds=KINDS,
+    numbers=frozenset({"scale"}),
     examples=_examples(),
     check=check_mla,
     check_data=check_mla_data,

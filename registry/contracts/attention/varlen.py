@@ -124,6 +124,7 @@ ATTENTION_VARLEN = Op(
     choices={"causal": (False, True), "softcap": (False, True)},
     distributions={"lengths": PACKED_LENGTHS},
     kinds=KINDS,
+    numbers=frozenset({"scale", "softcap"}),
     examples=varlen_examples(),
     check=check_varlen,
     check_data=check_varlen_data,

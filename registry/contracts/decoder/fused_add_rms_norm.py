@@ -118,6 +118,7 @@ FUSED_ADD_RMS_NORM = rows_op(
     # one addition, rounded once: an exact rule
     tolerances={"residual": Tolerance(units(float32=1.1, half=1.1), underflow(), lambda _, reference: reference.abs())},
     kinds=KINDS,
+    numbers=frozenset({"eps"}),
     alike={"weight": "x"},
     weights=frozenset({"weight"}),
 )

@@ -157,6 +157,7 @@ LAYER_NORM = rows_op(
     examples=examples(),
     tolerance=Tolerance(rtol=units(float32=2.0, half=1.1), atol=underflow(4), scale=_scale),
     kinds=KINDS,
+    numbers=frozenset({"eps"}),
     alike={"weight": "x", "bias": "x"},
     forms=layer_norm_forms,
     backward=Backward(op="layer_norm_backward", saved=("x", "weight", "bias")),

@@ -122,6 +122,7 @@ LAYER_NORM_BACKWARD = rows_op(
     tolerance=Tolerance(_RTOL, underflow(8), _over_rows),
     tolerances={"grad_x": Tolerance(_RTOL, underflow(8), _of_input)},
     kinds=(*KINDS, "along"),
+    numbers=LAYER_NORM.numbers,
     alike=LAYER_NORM.alike,
     weights=LAYER_NORM.weights,
 )

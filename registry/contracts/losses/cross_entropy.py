@@ -155,6 +155,7 @@ CROSS_ENTROPY = Op(
     check=check_loss,
     check_data=partial(check_target_data, "cross_entropy"),
     independent=frozenset({"target"}),
+    numbers=frozenset({"label_smoothing"}),
     forms=cross_entropy_forms,
     backward=Backward(op="cross_entropy_backward", saved=("logits", "target", "weight", "lse")),
 )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._inductor.custom_graph_pass import get_hash_for_files
 
-from ...contract import Op
+from ...contract import Op, RowMajor
 from ...device import Device
 from ...errors import UnknownNameError
 from ...problem import canonical_json
@@ -47,6 +49,7 @@ def _resolved_by(callee: Callee) -> Mapping[str, Any]:
     hardware = {canonical_json(dict(device.hardware())): device for device in devices}
     return {
         "version": op.version,
+        "outputs": _source_of_outputs(op),
         "mode": plans.mode(),
         "checked": callee.checked,
         "forced": callee.watchers[0].active > 0,
@@ -55,6 +58,16 @@ def _resolved_by(callee: Callee) -> Mapping[str, Any]:
         ),
         "winners": {text: _winners(op, plans.winners(device)) for text, device in hardware.items()},
     }
+
+
+def _source_of_outputs(op: Op) -> str:
+    """A hash of the file that says how outputs lie, by which compiled code reads them; "" without a file."""
+    told = op.reference if op.fake is None else op.fake
+    code = told.rule if isinstance(told, RowMajor) else told
+    try:
+        return hashlib.sha256(Path(inspect.getfile(inspect.unwrap(code))).read_bytes()).hexdigest()
+    except (OSError, TypeError):
+        return ""
 
 
 def _winners(op: Op, found: OpWinners) -> str:

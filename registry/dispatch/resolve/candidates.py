@@ -32,6 +32,7 @@ from ..hit.guards import (
 from ..mode import Mode
 from ..plans.any_size_runs import AnySizeRuns
 from ..plans.plan import Candidate, Draft, Plan
+from ..torch_side.conforming import conforming_reference
 from .answers_or_faults import refusals
 from .failures import Failures, tell_broken
 from .resolution import Choice, Step, choices
@@ -177,7 +178,7 @@ class Plans:
                 raise _not_tuned(call, way.misses)
             if candidate is None:
                 narrow = () if call.problem.traits["aligned"] else (misaligned,)
-                yield way.answer(choice, self.op.reference, None, narrow, untuned=False)
+                yield way.answer(choice, conforming_reference(self.op), None, narrow, untuned=False)
                 return
             plan = None if self._passed_over(way, candidate) else self._tried(way, situation, choice, candidate)
             if plan is not None:

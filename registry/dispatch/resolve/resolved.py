@@ -19,6 +19,7 @@ from ..hit.counter import Counter
 from ..hit.guards import Condition
 from ..plans.plan import Plan
 from ..plans.resizing import Resized
+from ..torch_side.conforming import conforming_reference
 from .best_default import Found
 from .resolution import Choice
 
@@ -147,5 +148,7 @@ def _fits(tensor: torch.Tensor, spec: TensorSpec) -> bool:
     )
 
 
-def reference(op: Op, reason: str, problem: Problem | None = None) -> Resolved:
-    return Resolved(Choice("reference", None, reason), op.reference, problem, plain_torch=True)
+def reference(op: Op, reason: str, problem: Problem | None = None, *, real: bool = True) -> Resolved:
+    """The answer by the op's reference, for ``reason``. ``real``: the tensors are plain ones, not those of a trace."""
+    run = conforming_reference(op) if real else op.reference
+    return Resolved(Choice("reference", None, reason), run, problem, plain_torch=True)

@@ -19,6 +19,7 @@ from ...arguments.schema import tensors_in
 from ...contract import Op
 from ...errors import InvalidDefinitionError, RegistryError, UnknownNameError
 from ...forking import renewed_in_child
+from .conforming import conforming_reference
 from .gradients import Bound
 from .profiles import count_flops, count_gradient_flops
 from .reference_operator import define_reference_gradient, has_reference_operator, reference_overload
@@ -161,7 +162,7 @@ class _Kernels:
         """Real tensors, below autograd: run the fastest known implementation."""
         bound = self.bound()
         if dispatch_modes():
-            return _in_plain_torch(bound.op.reference, bound.op, args, attributes)
+            return _in_plain_torch(conforming_reference(bound.op), bound.op, args, attributes)
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return bound.flat(*args, **attributes)
@@ -169,11 +170,18 @@ class _Kernels:
 
     def fake(self, *args: Any, **attributes: Any) -> Any:
         """Fake and meta tensors: return the shapes, dtypes and strides of the outputs. Arguments are not checked, since
-        torch reports an error of a fake as its own: the real call does that.
+        torch reports an error of a fake as its own: the real call does that. For arguments without a result, the
+        check's error is raised, which torch quotes.
         """
         op = self.bound().op
         SERVING.traced(op)
-        return _in_plain_torch(op.fake or op.reference, op, args, attributes)
+        try:
+            return _in_plain_torch(op.fake or op.reference, op, args, attributes)
+        except Exception as fault:
+            refusal = _refusal(op, args, attributes)
+            if refusal is None:
+                raise
+            raise refusal from fault
 
     def autograd(self, *args: Any, **attributes: Any) -> Any:
         """The first kernel of a call: if torch traces, the call is recorded as one operator, else it runs."""
@@ -214,6 +222,17 @@ def _in_plain_torch(run: Callable[..., Any], op: Op, args: tuple[Any, ...], attr
     values = op.parsed.bind(args, attributes)
     tensors = tensors_in(values)
     return keeping_dtype(run, tensors)(*values)
+
+
+def _refusal(op: Op, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> RegistryError | None:
+    """The error by which the op refuses the arguments of a call; None if it accepts them, or cannot tell."""
+    try:
+        op.pose(op.arguments(op.parsed.coerced(op.parsed.bind(args, attributes))))
+    except RegistryError as refusal:
+        return refusal
+    except Exception:  # a size or number that only the compiled program knows: the caller's own error is told
+        return None
+    return None
 
 
 def called(overload: OpOverload[..., Any], op: Op, values: tuple[Any, ...]) -> Any:

@@ -58,6 +58,7 @@ class ProblemPlan:
     """The implementations to search for one problem; ``skipped`` says why it cannot be tuned here, "" if it can.
 
     ``others`` are implementations that are not searched, but a stored winner among them still has to be beaten.
+    ``faulty``: it is skipped for a fault of its op, which no other device mends.
     """
 
     problem: Problem
@@ -66,6 +67,7 @@ class ProblemPlan:
     choices: tuple[ImplementationPlan, ...]
     others: tuple[ImplementationPlan, ...] = ()
     skipped: str = ""
+    faulty: bool = False
 
     @property
     def supported(self) -> tuple[ImplementationPlan, ...]:
@@ -121,6 +123,10 @@ class ProblemPlan:
         none = choices and not any(choice.supported for choice in choices)
         skipped = _why_none(self.op, choices, self.device) if none else self.skipped
         return replace(self, choices=choices, skipped=skipped)
+
+    def with_fault(self, fault: str) -> ProblemPlan:
+        """The plan, skipped for a fault of its op; as it is for ""."""
+        return replace(self, choices=(), others=(), skipped=fault, faulty=True) if fault else self
 
     def defaults(self) -> list[Candidate]:
         """The default candidate of every supported implementation; first the one that an untuned dispatch would run."""

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...correctness.expanded import EXPANDED, expanded_inputs, is_any_expanded, loose_bounds, reference_of_expanded
+from ...correctness.other_numbers import telling_kinds
 from ...correctness.poisoned_layouts import PoisonedLayout, adds_nothing, all_laid_out, layouts_on, surrounded
 from ...device import Device
 from ...dispatch.plans.plan import Plan
 from ...dispatch.plans.two_threads import MOST_CALLS
-from .probe_inputs import Probe
+from .probe_inputs import OTHER_NUMBERS, Probe, drawn_with_other_numbers
 from .session import InputCase, Session
 
 _IN_PAIRS = ("contiguous", "strided")
@@ -28,7 +29,7 @@ _FEWEST = 2
 
 
 def probes_of_own_size(session: Session) -> Iterator[Probe]:
-    """The problem of a session in every layout; two threads meet where it is contiguous, and where nothing is.
+    """The problem of a session in every layout and with other numbers; two threads meet in the layouts ``_IN_PAIRS``.
 
     Inputs and references are those of verification, in memory of their own.
     """
@@ -39,6 +40,11 @@ def probes_of_own_size(session: Session) -> Iterator[Probe]:
         if probe is not None:
             in_pairs = layout in _IN_PAIRS
             yield replace(probe, beside=_of_case(session, session.other_case, layout)) if in_pairs else probe
+    kinds = telling_kinds(session.op, session.values)
+    for _, values in drawn_with_other_numbers(session.op, session.problem, kinds, session.values):
+        probe = _of_case(session, session.case_of(values), "contiguous")
+        if probe is not None:
+            yield replace(probe, kind=OTHER_NUMBERS)
 
 
 def own_inputs(session: Session) -> Probe:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ...contract import Op
 from ...correctness.bounds import Bounds, bounds_of
 from ...correctness.expanded import EXPANDED, expanded_inputs, is_any_expanded, loose_bounds, reference_of_expanded
 from ...correctness.numerics import own_error, reference64
+from ...correctness.other_numbers import is_finite_alike, other_numbers
 from ...correctness.other_sizes import OtherSize, ProblemLimits, other_sizes
 from ...correctness.poisoned_layouts import (
     PoisonedLayout,
@@ -35,6 +37,10 @@ _OTHER_SIZES = (3, 5, 2)
 _LIMITS = ProblemLimits({"cpu": 4 << 20, "cuda": 64 << 20}, 1 / 1000, {"cpu": 2e8, "cuda": 1e12})
 _LARGER_PART = 1 / 16
 """The part of the limits above that the larger size may take."""
+
+OTHER_NUMBERS = "renumbered"
+"""The name of inputs with other attributes than the op's kinds have."""
+_SEEDS = 2**62
 
 _CLOSELY_PART = {"cpu": 1 / 2, "cuda": 1 / 8}
 """The part of what a problem of another size may take that one may take which is probed closely: a dozen times."""
@@ -141,6 +147,8 @@ def small_probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
             yield drawn.in_pair(probe) if in_pairs else probe
     for each in problems:
         yield from drawn.of_other_kinds(each)
+    for each in problems[min(1, len(problems) - 1) :][:1]:
+        yield from drawn.with_other_numbers(each)
 
 
 def probes_of_sizes(op: Op, problem: Problem, device: Device, sizes: Iterable[int]) -> Iterator[Probe]:
@@ -181,6 +189,20 @@ def _met_closely(op: Op, problem: Problem, device: Device) -> Iterator[OtherSize
     return other_sizes(op, problem, device, _CLOSELY_PART["cuda" if device.type == "cuda" else "cpu"])
 
 
+def drawn_with_other_numbers(
+    op: Op, problem: Problem, kinds: Iterable[str], drawn: Callable[[str], tuple[Any, ...]]
+) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """Inputs of these kinds, as ``drawn`` gives them, and the same with other numbers, which nobody can foretell."""
+    for kind in kinds if op.numbers else ():
+        try:
+            values = drawn(kind)
+        except Exception:  # an author's inputs may raise anything
+            continue
+        changed = other_numbers(op, problem, values, secrets.randbelow(_SEEDS))
+        if changed is not None:
+            yield values, changed
+
+
 @dataclass(frozen=True)
 class _Case:
     """Inputs of a problem, row-major, with the bounds of right results."""
@@ -208,9 +230,22 @@ class _Drawn:
         ``kind``: of the inputs, the op's first if not given. ``again``: with inputs of another draw.
         """
         expansion = layout if layout in EXPANDED else ""
-        op, case = self._op, self._case(problem, kind or self._op.kinds[0], again, expansion)
-        if case is None:
-            return
+        case = self._case(problem, kind or self._op.kinds[0], again, expansion)
+        if case is not None:
+            yield from self._of_case(case, problem, layout, kind)
+
+    def with_other_numbers(self, problem: Problem) -> Iterator[Probe]:
+        """Row-major probes of a problem with other numbers than its kinds of inputs have, see ``Op.numbers``."""
+        op = self._op
+        for values, changed in drawn_with_other_numbers(op, problem, op.kinds, partial(self._values, problem)):
+            try:
+                case = self._case_of(problem, changed) if is_finite_alike(op, values, changed) else None
+            except Exception:  # an op may raise anything for numbers that it does not take
+                continue
+            yield from () if case is None else self._of_case(case, problem, "contiguous", OTHER_NUMBERS)
+
+    def _of_case(self, case: _Case, problem: Problem, layout: PoisonedLayout, kind: str) -> Iterator[Probe]:
+        op = self._op
         try:
             values = all_laid_out(case.values, layout)
             arguments = op.arguments(values)
@@ -242,11 +277,16 @@ class _Drawn:
         return self._cases[asked]
 
     def _draw(self, problem: Problem, kind: str, again: bool, expansion: str) -> _Case | None:
-        op = self._op
         if expansion:
             return self._expanded(self._case(problem, kind, again, ""), expansion)
+        return self._case_of(problem, self._values(problem, kind, again=again))
+
+    def _values(self, problem: Problem, kind: str, *, again: bool = False) -> tuple[Any, ...]:
         generator = torch.Generator(device=self._device.torch).manual_seed(1 + 1_000_003 * again)
-        values = op.draw(problem, kind, generator)
+        return self._op.draw(problem, kind, generator)
+
+    def _case_of(self, problem: Problem, values: tuple[Any, ...]) -> _Case:
+        op = self._op
         posed = op.pose(op.arguments(values), problem)
         reference = reference64(op, values)
         return _Case(values, bounds_of(op, posed, values, reference, own_error(op, posed, values, reference)))

@@ -277,6 +277,8 @@ def test_a_position_outside_of_the_table_is_found_where_data_are_checked(monkeyp
     for wrong, place in ((torch.tensor([0, 5, 0]), r"\[1\] is 5"), (torch.tensor([0, 0, -1]), r"\[2\] is -1")):
         with pytest.raises(OutOfRangeError, match=f"rotary_embedding: positions{place}, expected 0 to 4, a row of cos"):
             call(wrong, Q.clone(), K.clone(), 8, C, True)
+    with pytest.raises(OutOfRangeError, match="rotary_embedding: positions is 5, expected 0 to 4"):
+        call(torch.tensor(5), Q[0].clone(), K[0].clone(), 8, C, True)
 
 
 def test_compiled_code_sees_the_rotated_tensors() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,6 +29,10 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "int8": {"bits": 8, "group_size": 32},
     "fp8": {"bits": 8, "activations": "float8_e4m3fn"},
 }
+GATED: Mapping[str, Any] = {
+    "tp_plan": {"model.layers.*.mlp.gate_up_proj": "packed_colwise", "model.layers.*.mlp.down_proj": "rowwise"}
+}
+"""A plan of gated layers alone, whose gate and up are one weight."""
 Check = Callable[[Path, int], None]
 
 
@@ -136,6 +141,44 @@ def check_learning(folder: Path, rank: int) -> None:
     assert torch.equal(logits(other), logits(made))
 
 
+def check_bias_of_two(folder: Path, rank: int) -> None:
+    """Gate and up in one layer with a bias: a rank has its part of each, also where the plan has spread it as one."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    spread = Shard(0), _StridedShard(dim=0, split_factor=2)
+    for placement, name in zip(spread, ("int4", "fp8"), strict=True):
+        made, alone = shared(folder, "phi3", plan=GATED), model_of("phi3")
+        generator = torch.Generator().manual_seed(8)
+        for layer, other in zip(made.model.layers, alone.model.layers, strict=True):
+            bias, projection = torch.randn(256, generator=generator), layer.mlp.gate_up_proj
+            mesh = projection.weight.device_mesh
+            projection.bias = torch.nn.Parameter(distribute_tensor(bias, mesh, [placement], src_data_rank=None))
+            other.mlp.gate_up_proj.bias = torch.nn.Parameter(bias)
+        for model in (made, alone):
+            pack(model, name)
+        gate, up = bias.chunk(2)
+        own = torch.cat((gate.chunk(RANKS)[rank], up.chunk(RANKS)[rank]))
+        assert torch.equal(projection_of(made).bias, own)
+        assert torch.equal(made.state_dict()["model.layers.1.mlp.gate_up_proj.bias"].full_tensor(), bias)
+        expected = logits(alone)
+        assert_near(logits(made), expected, allowed(name))
+        assert_near(logits(made.dequantize()), expected, allowed(name))
+
+
+def projection_of(model: Any) -> Any:
+    return model.model.layers[-1].mlp.gate_up_proj
+
+
+def check_copy(model: Any) -> None:
+    """A copy has tensors of its own. It is made of packed layers: torch copies no DTensor on ranks behind the first."""
+    before, copied = logits(model), copy.deepcopy(model)
+    assert torch.equal(logits(copied), before)
+    for tensor in (*copied.buffers(), *copied.parameters()):
+        tensor.data.zero_()
+    assert torch.equal(logits(model), before)
+
+
 def check_hooks(folder: Path, rank: int) -> None:
     """A plan of torch's, whose hooks make DTensors of inputs and outputs."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -151,6 +194,7 @@ def check_hooks(folder: Path, rank: int) -> None:
         for model in (made, alone):
             pack(model, name)
         assert_near(logits(made), logits(alone), allowed(name))
+        check_copy(made)
         for model in (made, alone):
             model(prompt(), labels=prompt()).loss.backward()
         gradients = [model.model.layers[0].input_layernorm.weight.grad for model in (made, alone)]
@@ -234,7 +278,7 @@ def test_ranks_learn_tell_faults_and_are_restored_together(tmp_path: Path) -> No
         write(tmp_path / kind)
         torch.save(logits(load(tmp_path / kind, dtype=torch.float32)), tmp_path / f"{kind}.pt")
     gptq(tmp_path / "shuffled", shuffled=True)
-    for family in ("llama", "mixtral"):
+    for family in ("llama", "mixtral", "phi3"):
         model_of(family).save_pretrained(tmp_path / family)
     tiny("llama", **{**SIZES, "intermediate_size": 120}).save_pretrained(tmp_path / "odd")
-    in_ranks(tmp_path, check_learning, check_hooks, check_faults, check_foreign, check_restoring)
+    in_ranks(tmp_path, check_learning, check_bias_of_two, check_hooks, check_faults, check_foreign, check_restoring)

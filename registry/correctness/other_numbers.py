@@ -1,0 +1,79 @@
+"""Calls with other numbers: attributes of which the inputs of every kind have the same few values.
+
+An implementation that has these few in its code would be right for them alone. Only what the op names in ``numbers`` is
+changed, since another number may contradict tensors that were made with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ..contract import Op
+from ..problem import Problem
+from .numerics import reference64
+
+_RATIOS = (1.15, 1.4)
+"""Another number is so many times a given one, or its inverse: near, so that results have similar magnitudes."""
+_OF_NONE = (0.05, 0.1)
+"""Values of an attribute that is None: a scale of logits, of heads with 100 to 400 elements."""
+_OF_ZERO = (0.1, 0.4)
+"""Values of an attribute that is 0: a share, such as that of smoothed labels."""
+
+
+def telling_kinds(op: Op, drawn: Callable[[str], tuple[Any, ...]]) -> tuple[str, ...]:
+    """Two kinds of inputs, where not all can be tried: the first, and the first that has other numbers, if any has.
+
+    A kind with a number of its own has inputs on which it tells, such as rows so small that an epsilon decides.
+    ``drawn``: inputs of a kind.
+    """
+    first, *others = op.kinds if op.numbers else op.kinds[:1]
+    usual = _numbers(op, drawn(first))
+    return first, *itertools.islice((kind for kind in others if _numbers(op, drawn(kind)) != usual), 1)
+
+
+def other_numbers(op: Op, problem: Problem, values: tuple[Any, ...], seed: int) -> tuple[Any, ...] | None:
+    """The values with another number near each of ``Op.numbers``; None where none may be another.
+
+    A number of which the problem's dimensions tell, such as that there is no softcap, stays.
+    """
+    drawn, changed = random.Random(seed), list(values)
+    for place in _places(op):
+        number = _near(values[place], drawn)
+        tried = [*changed[:place], number, *changed[place + 1 :]]
+        if _is_posed(op, problem, tuple(tried)):
+            changed = tried
+    return None if _numbers(op, tuple(changed)) == _numbers(op, values) else tuple(changed)
+
+
+def is_finite_alike(op: Op, values: tuple[Any, ...], changed: tuple[Any, ...]) -> bool:
+    """Whether the results of changed values are finite where those of the values are.
+
+    Where they are not, such as those of smoothed labels with a logit of minus infinity, implementations may differ.
+    """
+    pairs = zip(reference64(op, values), reference64(op, changed), strict=True)
+    return all(bool((one.isfinite() == other.isfinite()).all()) for one, other in pairs)
+
+
+def _near(number: float | None, drawn: random.Random) -> float:
+    if not number:
+        return drawn.uniform(*(_OF_NONE if number is None else _OF_ZERO))
+    ratio = drawn.uniform(*_RATIOS)
+    return number * ratio if drawn.random() < 1 / 2 else number / ratio
+
+
+def _is_posed(op: Op, problem: Problem, values: tuple[Any, ...]) -> bool:
+    try:
+        return op.pose(op.arguments(values), problem) == problem
+    except Exception:  # an op may raise anything for numbers that it does not take
+        return False
+
+
+def _numbers(op: Op, values: tuple[Any, ...]) -> Mapping[int, Any]:
+    return {place: values[place] for place in _places(op)}
+
+
+def _places(op: Op) -> Iterator[int]:
+    return (place for place, name in enumerate(op.parsed.names) if name in op.numbers)

@@ -1,0 +1,77 @@
+"""Other numbers than the inputs of an op's kinds have: which may change, and which the problem tells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from registry.contracts import ATTENTION_DECODE, BOX, LAYER_NORM, RMS_NORM
+from registry.correctness.other_numbers import is_finite_alike, other_numbers, telling_kinds
+from registry.errors import InvalidDefinitionError
+
+LEFT = {"attention_backward": {"scale", "softcap"}, "fused_add_rms_norm": {"offset"}}
+"""Numbers that tensors of a call, out and lse, were made with; and one that is 0 or 1, both of which inputs have: torch
+rounds the sum of another and a weight in halves."""
+
+
+def drawn(op: Any, kind: str, place: int = 0) -> tuple[Any, tuple[Any, ...]]:
+    problem = op.problem_of(dict(op.examples[place]))
+    return problem, op.draw(problem, kind, torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("op", BOX, ids=lambda op: op.name)
+def test_every_float_attribute_of_the_box_is_tried_with_other_values(op: Any) -> None:
+    floats = {one.name for one in op.parsed.parameters if one.kind == "float"}
+    assert op.numbers == floats - LEFT.get(op.name, set())
+    if not op.numbers:
+        return
+    tried = []
+    for kind in op.kinds:
+        problem, values = drawn(op, kind)
+        changed = other_numbers(op, problem, values, 5)
+        assert changed is not None
+        pairs = zip(op.parsed.names, values, changed, strict=True)
+        assert {name for name, one, other in pairs if one is not other} <= op.numbers
+        tried.append(is_finite_alike(op, values, changed))
+    # smoothed labels give infinite losses where logits are minus infinity
+    assert tried[0]
+    assert tried.count(False) <= 1
+
+
+def test_numbers_are_near_and_new_for_each_seed() -> None:
+    problem, values = drawn(RMS_NORM, "near_zero")
+    found = {other_numbers(RMS_NORM, problem, values, seed)[-1] for seed in range(20)}  # type: ignore[index]
+    assert len(found) == 20
+    assert all(1.15 <= max(eps / values[-1], values[-1] / eps) <= 1.4 for eps in found)
+
+
+def test_a_number_that_makes_another_problem_stays() -> None:
+    names = ATTENTION_DECODE.parsed.names
+    for place, has_softcap in ((0, False), (1, True)):
+        problem, values = drawn(ATTENTION_DECODE, ATTENTION_DECODE.kinds[0], place)
+        changed = other_numbers(ATTENTION_DECODE, problem, values, 1)
+        assert changed is not None
+        assert 0.05 <= changed[names.index("scale")] <= 0.1
+        assert (changed[names.index("softcap")] != values[names.index("softcap")]) is has_softcap
+    problem, values = drawn(RMS_NORM, "normal")
+    assert other_numbers(replace(RMS_NORM, numbers=frozenset()), problem, values, 1) is None
+
+
+def test_the_kinds_on_which_numbers_tell() -> None:
+    for op, kinds in (
+        (LAYER_NORM, ("normal", "near_zero")),
+        (ATTENTION_DECODE, ATTENTION_DECODE.kinds[:1]),
+        (replace(RMS_NORM, numbers=frozenset()), ("normal",)),
+    ):
+        # a row of one column has no variance
+        assert telling_kinds(op, lambda kind, op=op: drawn(op, kind, -1)[1]) == kinds  # type: ignore[misc]
+
+
+def test_what_is_no_float_attribute_is_refused() -> None:
+    with pytest.raises(InvalidDefinitionError, match="numbers: unknown float attribute 'weight'"):
+        replace(RMS_NORM, numbers=frozenset({"weight"}))
+    with pytest.raises(InvalidDefinitionError, match="numbers is 'eps'"):
+        replace(RMS_NORM, numbers="eps")  # type: ignore[arg-type]
