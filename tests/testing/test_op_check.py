@@ -33,7 +33,7 @@ def test_what_is_no_op_and_no_implementation_is_told() -> None:
     with pytest.raises(TypeError, match=r"check_op: op is 'softmax'\n  expected a registry.Op"):
         check_op("softmax")  # type: ignore[arg-type]
     with pytest.raises(
-        TypeError, match=r"check_implementation: implementation is the class Op\n  expected a registry.Imp"
+        TypeError, match=r"check_implementation: implementation is the class Op\n  expected a registry.Implementation"
     ):
         check_implementation(Op, RMS_NORM)  # type: ignore[arg-type]
     own = next(iter(Catalog().implementations("rms_norm")))
