@@ -140,3 +140,13 @@ def test_the_most_that_is_loaded_ahead_fits_in_shared_memory(weight: bool) -> No
     known = signature(problem, implementation, config, H200)
     (variant,) = implementation.variants(problem, config, H200, known)
     assert implementation.compile(variant, H200.target).resources["shared_bytes"] <= H200.shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("cols", "dtype", "runs"), [(3, "float32", False), (5, "float32", True), (7, "bfloat16", False)]
+)
+def test_a_row_that_may_end_before_it_is_aligned_is_not_read_from_there_on(cols: int, dtype: str, runs: bool) -> None:
+    dims: dict[str, Value] = {"rows": 5, "cols": cols, "reduction": "mean", "weight": False, "dtype": dtype}
+    ragged = Catalog().implementation("cross_entropy", "triton.ragged")
+    reasons = list(ragged.unsupported(CROSS_ENTROPY.problem_of(dims), H200))
+    assert reasons == ([] if runs else [f"a row of {cols} {dtype} may end before the first multiple of 16 bytes"])

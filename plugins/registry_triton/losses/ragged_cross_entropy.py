@@ -16,7 +16,9 @@ from .kernels import ragged_cross_entropy as kernels
 
 def whole_reasons(problem: Problem) -> Iterator[str]:
     """Why a row is not for the kernels of this form."""
-    if problem.cols % rows.vector_of(problem) == 0:
+    if problem.cols < rows.vector_of(problem):
+        yield f"a row of {problem.cols} {problem.dtype} may end before the first multiple of 16 bytes"
+    elif problem.cols % rows.vector_of(problem) == 0:
         yield f"a row of {problem.cols} {problem.dtype} is a whole number of 16 bytes: the other kernels are for these"
 
 
