@@ -225,9 +225,9 @@ _FORMS = (
 
 
 def attention_examples() -> tuple[Mapping[str, Value], ...]:
-    """Small problems, most sizes odd, with every form; one in float64."""
+    """Thirteen small problems, most sizes odd, with every form; one in float64."""
     names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
-    pairs = [(FLOATS[place % 3], size, form) for place, (size, form) in enumerate(_both())]
+    pairs = _varied()
     pairs.append((torch.float64, _SIZES[1], _FORMS[0]))
     return tuple(
         {
@@ -239,7 +239,13 @@ def attention_examples() -> tuple[Mapping[str, Value], ...]:
     )
 
 
-def _both() -> list[tuple[tuple[int, ...], tuple[Any, ...]]]:
-    """Sizes with forms: 24 of the 48 pairs, with every size and every form in each dtype."""
-    count = len(_SIZES) * 4
-    return [(_SIZES[place % len(_SIZES)], _FORMS[(place + place // 3) % len(_FORMS)]) for place in range(count)]
+def _varied() -> list[tuple[torch.dtype, tuple[int, ...], tuple[Any, ...]]]:
+    """Twelve problems, each with other sizes and form: every size in two dtypes, every form in one or two."""
+    return [
+        (
+            FLOATS[(place + place // 3) % len(FLOATS)],
+            _SIZES[place % len(_SIZES)],
+            _FORMS[(5 * place + 3 * (place // 3)) % len(_FORMS)],
+        )
+        for place in range(12)
+    ]
