@@ -94,17 +94,18 @@ def _run(order: dict[str, Any]) -> None:
 def _fork_keeper(*modules: str) -> Launched:
     """As ``keeper.launch``."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    process = FORKING.Process(target=_keep, args=(ours, theirs, os.getpid()))
+    temporary = keeper._temporary_folder()
+    process = FORKING.Process(target=_keep, args=(ours, theirs, os.getpid(), temporary))
     process.start()
     theirs.close()
-    return cast("Launched", (cast("Any", process)._popen, ours))
+    return cast("Launched", (cast("Any", process)._popen, ours, temporary))
 
 
-def _keep(ours: socket.socket, theirs: socket.socket, run: int) -> None:
+def _keep(ours: socket.socket, theirs: socket.socket, run: int, temporary: str) -> None:
     ours.close()
     os.setsid()
     setattr(keeper.Keeper, keeper.Keeper._start_template.__name__, _fork_template)
-    sys.argv = ["keeper.py", str(theirs.detach()), str(run)]
+    sys.argv = ["keeper.py", str(theirs.detach()), str(run), temporary]
     keeper.main()
 
 
