@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import locale
+import operator
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,10 +18,14 @@ import torch
 
 
 class Setting(NamedTuple):
-    """Functions that read and restore a setting; ``restore`` is None for one that cannot be put back."""
+    """Functions that read and restore a setting; ``restore`` is None for one that cannot be put back.
+
+    ``differs(was, now)``: whether a change is one that others suffer from.
+    """
 
     read: Callable[[], Any]
     restore: Callable[[Any], Any] | None = None
+    differs: Callable[[Any, Any], bool] = operator.ne
 
 
 def _default_device() -> torch.device | None:
@@ -28,16 +34,30 @@ def _default_device() -> torch.device | None:
     return None if context is None else context.device
 
 
-def _matmul_precision() -> str:
-    """highest, high or medium; what torch's newer switches say if these were used, since torch then refuses to say."""
+def _matmul_precision() -> tuple[str, str]:
+    """highest, high or medium, "" where the program uses torch's newer switches; and the newer switch for CUDA."""
+    newer = str(torch.backends.cuda.matmul.fp32_precision)
     try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return str(torch.backends.cuda.matmul.fp32_precision)
+        return torch.get_float32_matmul_precision(), newer
+    except RuntimeError:  # torch refuses to say
+        return "", newer
 
 
-def _set_matmul_precision(value: str) -> None:
-    torch.set_float32_matmul_precision(value if value in {"highest", "high", "medium"} else "highest")
+def _set_matmul_precision(value: tuple[str, str]) -> None:
+    older, newer = value
+    if older:
+        torch.set_float32_matmul_precision(older)
+    if torch.backends.cuda.matmul.fp32_precision != newer:
+        torch.backends.cuda.matmul.fp32_precision = newer
+
+
+def _deterministic() -> tuple[bool, bool]:
+    """Whether torch uses deterministic algorithms alone, and whether it only warns where it has none."""
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
 def _cudnn() -> dict[str, bool]:
@@ -82,18 +102,10 @@ def _errors_among_warnings() -> tuple[Any, ...]:
 
 
 def _warn_again(value: Sequence[Any]) -> None:
-    # the module's own list, which Python also reads from C
     kept = [one for one in warnings.filters if one[0] != "error" or one in value]
-    warnings.filters[:] = kept  # type: ignore[index]
+    # the module's own list, which Python also reads from C
+    warnings.filters[:] = [*(one for one in value if one not in kept), *kept]  # type: ignore[index]
     warnings._filters_mutated()  # type: ignore[attr-defined]
-
-
-_DEPTH = sys.getrecursionlimit()
-
-
-def _depth() -> int:
-    """The depth of calls at which Python raises, at most what it was: libraries raise it, and nobody is worse off."""
-    return min(sys.getrecursionlimit(), _DEPTH)
 
 
 def _ends() -> tuple[Any, ...]:
@@ -114,14 +126,15 @@ PROCESS_SETTINGS: Mapping[str, Setting] = {
     "torch's grad mode": Setting(torch.is_grad_enabled, torch.set_grad_enabled),
     "torch's autocast": Setting(_autocast, _set_autocast),
     "float32 matmul precision": Setting(_matmul_precision, _set_matmul_precision),
-    "deterministic algorithms": Setting(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "deterministic algorithms": Setting(_deterministic, _set_deterministic),
     "torch's use of oneDNN": Setting(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
     "torch's use of cuDNN": Setting(_cudnn, _set_cudnn),
     "subnormal numbers": Setting(_keeps_subnormals, lambda kept: torch.set_flush_denormal(not kept)),
     "garbage collection": Setting(gc.isenabled, _collect),
     "thresholds of garbage collection": Setting(gc.get_threshold, lambda value: gc.set_threshold(*value)),
     "Python's switch interval": Setting(sys.getswitchinterval, sys.setswitchinterval),
-    "depth of Python's calls": Setting(_depth, sys.setrecursionlimit),
+    # libraries raise it, and nobody is worse off
+    "depth of Python's calls": Setting(sys.getrecursionlimit, sys.setrecursionlimit, operator.gt),
     "NumPy's errors": Setting(np.geterr, lambda value: np.seterr(**value)),
     "warnings that are errors": Setting(_errors_among_warnings, _warn_again),
     "handlers of Ctrl-C and SIGTERM": Setting(_ends, _set_ends),
@@ -130,18 +143,37 @@ PROCESS_SETTINGS: Mapping[str, Setting] = {
 """The settings by name, in the order in which they are put back; all can be."""
 
 
+def other_threads() -> int:
+    """How many threads Python knows beside this one."""
+    return threading.active_count() - 1
+
+
 @contextmanager
 def settings_kept(tell: Callable[[str], None]) -> Iterator[None]:
-    """Context after which the settings are as before it; ``tell`` gets a line for each that was changed in it."""
+    """Context after which the settings are as before it; ``tell`` gets a line for each that was changed in it.
+
+    Nothing is put back where the process has other threads before: what one of them sets meanwhile is the program's.
+    """
+    if other_threads():
+        yield
+        return
     before = {name: setting.read() for name, setting in PROCESS_SETTINGS.items()}
     told = []
     try:
         yield
     finally:
-        for name, was in before.items():
-            setting = PROCESS_SETTINGS[name]
-            if (now := setting.read()) != was and setting.restore is not None:
-                setting.restore(was)
-                told.append(f"it sets {name} to {now} for the whole process when it is loaded; it is {was} again")
-    for text in told:
+        told = [_put_back(name, was) for name, was in before.items()]
+    for text in filter(None, told):
         tell(text)
+
+
+def _put_back(name: str, was: Any) -> str:
+    """What is told of a setting that was ``was``; "" where it is that."""
+    setting = PROCESS_SETTINGS[name]
+    now = setting.read()
+    if setting.restore is None or not setting.differs(was, now):
+        return ""
+    setting.restore(was)
+    again = setting.read()
+    ends = "it is again as it was" if again == was else f"it is {again} now"
+    return f"it sets {name} to {now} for the whole process when it is loaded; it was {was}, and {ends}"

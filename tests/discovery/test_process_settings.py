@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from registry.device import Device
+from registry.discovery import process_settings
 from registry.discovery.catalog import Catalog
 from registry.discovery.plugin import PluginWarning
 from registry.discovery.process_settings import PROCESS_SETTINGS
@@ -18,6 +20,8 @@ from registry.tuner.jobs import Entrant, TrialJob
 from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.workers.integrity import Integrity
 from registry.tuner.workers.worker import Worker
+
+from .. import fresh
 
 CPU = Device.of("cpu")
 
@@ -65,6 +69,14 @@ def kernels():
 """
 
 
+@pytest.fixture(autouse=True)
+def _own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that earlier tests of the process have left do not count."""
+    count = process_settings.other_threads
+    left = count()
+    monkeypatch.setattr(process_settings, "other_threads", lambda: count() - left)
+
+
 def write(folder: Path, name: str, *, at_import: str = "", in_hook: str = "pass") -> Path:
     path = folder / f"{name}.py"
     path.write_text(PLUGIN.format(name=name, at_import=at_import, in_hook=in_hook))
@@ -98,10 +110,62 @@ def test_a_setting_is_put_back_where_the_plugin_is_broken(catalog: Catalog, tmp_
     assert read() == before
 
 
+OF_A_PROGRAM = {
+    "deterministic algorithms": (
+        "torch.use_deterministic_algorithms(True, warn_only=True)",
+        "torch.use_deterministic_algorithms(False)",
+    ),
+    "float32 matmul precision": (
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.backends.cuda.matmul.fp32_precision = 'ieee'",
+    ),
+    "depth of Python's calls": ("sys.setrecursionlimit(3000)", "sys.setrecursionlimit(900)"),
+    "warnings that are errors": ("warnings.filterwarnings('error', message='mine')", "warnings.resetwarnings()"),
+}
+"""What a program has set, and what the plugin sets."""
+
+
+@pytest.mark.parametrize("name", OF_A_PROGRAM)
+def test_what_a_program_had_set_comes_back(tmp_path: Path, name: str) -> None:
+    own, others = OF_A_PROGRAM[name]
+    path = write(tmp_path, "mine", at_import=others)
+    script = f"""
+import sys, warnings
+import torch
+from registry.discovery.catalog import Catalog
+from registry.discovery.process_settings import PROCESS_SETTINGS
+
+{own}
+setting = PROCESS_SETTINGS[{name!r}]
+was, catalog = setting.read(), Catalog(entry_points=())
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always", append=True)
+    catalog.load_file({str(path)!r})
+assert "it is again as it was" in catalog.file_plugin({str(path)!r}).fault
+now = setting.read()
+assert now == was, (was, now)
+"""
+    done = fresh.run("-c", script)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_another_thread_sets_meanwhile_is_the_programs(catalog: Catalog, tmp_path: Path) -> None:
+    path = write(tmp_path, "mine", at_import="import time; time.sleep(0.2)")
+    loading = threading.Thread(target=catalog.load_file, args=(path,))
+    loading.start()
+    torch.set_default_dtype(torch.float64)
+    try:
+        loading.join()
+        assert torch.get_default_dtype() == torch.float64
+        assert not catalog.file_plugin(path).fault
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_default_device_of_the_program_comes_back(catalog: Catalog, tmp_path: Path) -> None:
     torch.set_default_device("cpu")
     try:
-        with pytest.warns(PluginWarning, match="it is cpu again"):
+        with pytest.warns(PluginWarning, match="it was cpu, and it is again as it was"):
             catalog.load_file(write(tmp_path, "mine", at_import=CHANGES["torch's default device"]))
         assert torch.empty(0).device.type == "cpu"
     finally:

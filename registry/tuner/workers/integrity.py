@@ -390,7 +390,7 @@ class Trust:
         found = []
         for name, was in self._settings.items():
             setting = SETTINGS[name]
-            if (now := setting.read()) != was:
+            if setting.differs(was, now := setting.read()):
                 found.append(f"it sets {name} to {now}, where it was {was}, for the whole process")
                 if setting.restore is None:
                     self.lost = True
