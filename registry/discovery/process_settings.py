@@ -34,21 +34,19 @@ def _default_device() -> torch.device | None:
     return None if context is None else context.device
 
 
-def _matmul_precision() -> tuple[str, str]:
-    """highest, high or medium, "" where the program uses torch's newer switches; and the newer switch for CUDA."""
-    newer = str(torch.backends.cuda.matmul.fp32_precision)
+def _matmul_precision() -> str:
+    """highest, high or medium; what torch's newer switch for CUDA says if that was used, since torch then does not."""
     try:
-        return torch.get_float32_matmul_precision(), newer
-    except RuntimeError:  # torch refuses to say
-        return "", newer
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return str(torch.backends.cuda.matmul.fp32_precision)
 
 
-def _set_matmul_precision(value: tuple[str, str]) -> None:
-    older, newer = value
-    if older:
-        torch.set_float32_matmul_precision(older)
-    if torch.backends.cuda.matmul.fp32_precision != newer:
-        torch.backends.cuda.matmul.fp32_precision = newer
+def _set_matmul_precision(value: str) -> None:
+    if value in {"highest", "high", "medium"}:
+        torch.set_float32_matmul_precision(value)
+    else:
+        torch.backends.cuda.matmul.fp32_precision = value
 
 
 def _deterministic() -> tuple[bool, bool]:
