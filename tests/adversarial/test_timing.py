@@ -123,6 +123,7 @@ def test_only_the_honest_win(run: CheatingRun) -> None:
     # a busy machine may disturb finals, which then decide nothing
     won = {at: one.implementation.partition(".")[2] for at, one in found.items() if not one.reason}
     assert {one.reason.partition(":")[0] for one in found.values()} <= {"", "undecided"}
+    assert won, found
     assert all(won[at] in HONEST[at] for at in won), won
 
 

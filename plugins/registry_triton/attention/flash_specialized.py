@@ -67,7 +67,7 @@ class SpecializedAttention(TritonImplementation):
         return artifact
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """Below ``triton.flash``, whose times are known: this was not measured yet."""
+        """Below ``triton.flash``, whose times are known: this has been compiled, but has not run on a GPU yet."""
         return 0.5
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
