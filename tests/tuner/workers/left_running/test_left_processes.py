@@ -35,6 +35,13 @@ print(found, left.running())
 """
 
 
+def from_now_on() -> LeftProcesses:
+    """Those to come: earlier tests of this process may have left some."""
+    left = LeftProcesses()
+    left.accept()
+    return left
+
+
 @contextmanager
 def process(*words: str) -> Iterator[subprocess.Popen[bytes]]:
     begun = subprocess.Popen(words)
@@ -50,7 +57,7 @@ def burner() -> tuple[str, ...]:
 
 
 def test_a_process_that_runs_is_found_and_ended() -> None:
-    left = LeftProcesses()
+    left = from_now_on()
     with process(*burner()) as begun:
         (found,) = left.running()
         assert found.pid == begun.pid
@@ -62,7 +69,7 @@ def test_a_process_that_runs_is_found_and_ended() -> None:
 
 
 def test_a_process_that_waits_is_not_found_and_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    left, looks = LeftProcesses(), list[float]()
+    left, looks = from_now_on(), list[float]()
     monkeypatch.setattr(processes, "_sleep", lambda seconds: looks.append(seconds) or time.sleep(seconds))
     with process("sleep", "60"):
         deadline = time.monotonic() + 30
@@ -75,9 +82,10 @@ def test_a_process_that_waits_is_not_found_and_is_not_waited_for_again(monkeypat
 
 
 def test_a_process_behind_one_that_waits_is_found() -> None:
+    left = from_now_on()
     with process("sh", "-c", f"{sys.executable} -S -c '{BURNS}'; true"):
         deadline = time.monotonic() + 30
-        while not (found := LeftProcesses().running()) and time.monotonic() < deadline:
+        while not (found := left.running()) and time.monotonic() < deadline:
             pass
         assert any("-S" in str(one) or "sh" in str(one) for one in found)
         for one in found:
@@ -92,9 +100,10 @@ def test_processes_that_are_accepted_are_left_out() -> None:
 
 
 def test_those_that_torch_compiles_in_are_left_out() -> None:
+    left = from_now_on()
     with process(*burner(), "/torch/_inductor/compile_worker/__main__.py"):
         time.sleep(0.2)
-        assert LeftProcesses().running() == ()
+        assert left.running() == ()
 
 
 def test_without_a_child_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
