@@ -35,11 +35,17 @@ print(found, left.running())
 """
 
 
-def from_now_on() -> LeftProcesses:
-    """Those to come: earlier tests of this process may have left some."""
-    left = LeftProcesses()
-    left.accept()
-    return left
+@pytest.fixture(autouse=True)
+def _own_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children that there are already, such as the one that fresh processes are forked from, work for other tests."""
+    descendants = processes._descendants
+    others = tuple(descendants(os.getpid()))
+
+    def own(parent: int) -> Iterator[int]:
+        strangers = {*others, *(each for other in others for each in descendants(other))}
+        return (each for each in descendants(parent) if each not in strangers)
+
+    monkeypatch.setattr(processes, "_descendants", own)
 
 
 @contextmanager
@@ -57,7 +63,7 @@ def burner() -> tuple[str, ...]:
 
 
 def test_a_process_that_runs_is_found_and_ended() -> None:
-    left = from_now_on()
+    left = LeftProcesses()
     with process(*burner()) as begun:
         (found,) = left.running()
         assert found.pid == begun.pid
@@ -69,7 +75,7 @@ def test_a_process_that_runs_is_found_and_ended() -> None:
 
 
 def test_a_process_that_waits_is_not_found_and_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    left, looks = from_now_on(), list[float]()
+    left, looks = LeftProcesses(), list[float]()
     monkeypatch.setattr(processes, "_sleep", lambda seconds: looks.append(seconds) or time.sleep(seconds))
     with process("sleep", "60"):
         deadline = time.monotonic() + 30
@@ -82,7 +88,7 @@ def test_a_process_that_waits_is_not_found_and_is_not_waited_for_again(monkeypat
 
 
 def test_a_process_behind_one_that_waits_is_found() -> None:
-    left = from_now_on()
+    left = LeftProcesses()
     with process("sh", "-c", f"{sys.executable} -S -c '{BURNS}'; true"):
         deadline = time.monotonic() + 30
         while not (found := left.running()) and time.monotonic() < deadline:
@@ -100,7 +106,7 @@ def test_processes_that_are_accepted_are_left_out() -> None:
 
 
 def test_those_that_torch_compiles_in_are_left_out() -> None:
-    left = from_now_on()
+    left = LeftProcesses()
     with process(*burner(), "/torch/_inductor/compile_worker/__main__.py"):
         time.sleep(0.2)
         assert left.running() == ()
