@@ -29,7 +29,14 @@ class FullDatabaseError(LostDatabaseError):
 
 
 class MovedDatabaseError(UnreachableDatabaseError):
-    """A file was deleted or replaced while it was open; ``message`` tells where a copy of what it held is saved."""
+    """A file was deleted or replaced while it was open; ``message`` tells where a copy of what it held is saved.
+
+    ``stored``: whether that copy has what the transaction that raises this has written.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", stored: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.stored = stored
 
 
 class CorruptedDatabaseError(TuningDBError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from tuning_db import ExchangeError
 
 from ..errors import RegistryError, UnknownNameError
 from ..paths import expanded, resolved, whole_file
-from ..untrusted.file_kinds import refuse_pipe
+from ..untrusted.file_kinds import opened
 from .collecting import seldom_collecting
 from .display import text
 from .options import Database, OneOp, check_stored_op
@@ -120,8 +121,7 @@ def import_(
     from tuning_db.exchange import lines
 
     try:
-        refuse_pipe(file)
-        with file.open(encoding="utf-8") as stream, seldom_collecting():
+        with io.TextIOWrapper(opened(file), encoding="utf-8") as stream, seldom_collecting():
             checked = lines(stream)
             first = list(itertools.islice(checked, _CHECKED_FIRST))
             with Store.open(db) as store:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ReleaseError
 from ..paths import expanded
-from ..untrusted.file_kinds import refuse_pipe
+from ..untrusted.file_kinds import opened
 
 SUFFIX = ".minisig"
 """What the name of a signature's file has in addition to the file's, as the program minisign names it."""
@@ -77,8 +77,8 @@ def _public_key(library: Any, told: str) -> Any:
 
 def _read(path: Path) -> bytes:
     try:
-        refuse_pipe(path)
-        return path.read_bytes()
+        with opened(path) as file:
+            return file.read()
     except OSError as fault:
         raise ReleaseError(f"{path}: {fault.strerror}", hint="expected a key of minisign's") from None
 

@@ -239,9 +239,9 @@ def _told(lost: str) -> Iterator[None]:
     """Context that writes; a fault of the database says that ``lost`` was measured and is not stored."""
     try:
         yield
-    except MovedDatabaseError:  # it is in the copy
-        raise
     except TuningDBError as fault:
+        if isinstance(fault, MovedDatabaseError) and fault.stored:  # in the copy that it names
+            raise
         raise type(fault)(f"{fault.message}; {lost} could not be stored", hint=fault.hint) from fault
 
 

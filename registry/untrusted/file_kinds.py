@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -34,3 +35,24 @@ def refuse_pipe(path: Path) -> None:
     """
     if path.is_fifo() and os.path.exists(os.path.realpath(path)):  # noqa: PTH110  resolve() raises for links in a circle
         raise OSError(errno.EINVAL, "a FIFO, not a file", str(path))
+
+
+def opened(path: Path) -> BinaryIO:
+    """A file that is open for reading, without waiting. Raises OSError for a FIFO as :func:`refuse_pipe` does.
+
+    A FIFO that this process has open already, as /dev/stdin after ``< FIFO``, is read where it is open: to open its
+    path a second time waits for another writer.
+    """
+    number = _descriptor(path)
+    if number is not None and path.is_fifo():
+        return os.fdopen(os.dup(number), "rb")
+    refuse_pipe(path)
+    return path.open("rb")
+
+
+def _descriptor(path: Path) -> int | None:
+    """The number in a path of what this process has open, e.g. 3 for /dev/fd/3; None for other paths."""
+    if str(path) == "/dev/stdin":
+        return 0
+    of_process = str(path.parent) in {"/dev/fd", "/proc/self/fd"}
+    return int(path.name) if of_process and path.name.isdecimal() else None

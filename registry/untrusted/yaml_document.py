@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Hashable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
 from ..errors import ShapesFileError
-from .file_kinds import refuse_pipe
+from .file_kinds import opened
 
 NodePlace = tuple[Hashable, ...]
 """Path of a value in a document, keys and indices from the top: ``("softmax", 0, "rows")``."""
@@ -43,8 +44,7 @@ def text_of(path: Path) -> str:
 
 def bounded_text(path: Path) -> str:
     """The text of a file. Raises OSError, ValueError if it is not UTF-8, and ShapesFileError if it is too long."""
-    refuse_pipe(path)
-    with path.open(encoding="utf-8") as file:
+    with io.TextIOWrapper(opened(path), encoding="utf-8") as file:
         text = file.read(MOST_CHARACTERS + 1)
     if len(text) > MOST_CHARACTERS:
         raise ShapesFileError(f"{path}: longer than {MOST_CHARACTERS} characters", hint="list fewer values")

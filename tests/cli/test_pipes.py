@@ -12,7 +12,7 @@ import pytest
 
 from registry.discovery.catalog import Catalog
 from registry.errors import PluginError
-from registry.untrusted.file_kinds import refuse_pipe, why_no_file
+from registry.untrusted.file_kinds import opened, refuse_pipe, why_no_file
 from tuning_db import Store, UnreachableDatabaseError
 
 from .conftest import Command
@@ -77,14 +77,29 @@ def test_a_plugin_file_that_is_a_fifo_is_told(catalog: Catalog, pipe: Path) -> N
 
 
 @pytest.mark.timeout(60)
-def test_what_a_shell_pipes_in_is_read(db: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["<(cat EXPORTED)", "/dev/stdin < PIPE", "/dev/fd/3 3< PIPE"])
+def test_what_a_shell_pipes_in_is_read(db: Path, tmp_path: Path, pipe: Path, way: str) -> None:
     exported = tmp_path / "results.jsonl"
     other = shutil.copy(db, tmp_path / "other.db")
     registry = f"{sys.executable} -m registry.cli.main"
-    script = f"{registry} export {exported} --db {db} && {registry} import <(cat {exported}) --db {other}"
+    given = way.replace("EXPORTED", str(exported)).replace("PIPE", str(pipe))
+    writer = f"cat {exported} > {pipe} &" if "PIPE" in way else ""
+    script = f"{registry} export {exported} --db {db} && {{ {writer} {registry} import --db {other} {given}; }}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "0 new records" in done.stdout
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])
+def test_a_fifo_that_is_open_is_read_after_its_writer_has_left(pipe: Path, folder: str) -> None:
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    pipe.write_bytes(b"content")
+    with opened(Path(folder, str(reader))) as file:
+        assert file.read() == b"content"
+    os.close(reader)
+    with pytest.raises(OSError, match="a FIFO, not a file"):
+        opened(pipe)
 
 
 def test_kinds_of_paths_are_told(tmp_path: Path, pipe: Path) -> None:

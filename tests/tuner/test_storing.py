@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from registry.tuner.measure.protocol import TimingProtocol
 from registry.tuner.patience import Patience
 from registry.tuner.planning.problems import ProblemPlan, plan
 from registry.tuner.storing import RunStore
-from tuning_db import LostDatabaseError, Store, Trial, TuningDBError
+from tuning_db import LostDatabaseError, MovedDatabaseError, Store, Trial, TuningDBError
 
 CPU = Device.of("cpu")
 PROTOCOL = TimingProtocol.of(CPU)
@@ -183,3 +183,19 @@ def test_a_database_that_stays_away_is_waited_for_once() -> None:
     with pytest.raises(LostDatabaseError):
         patience(away)
     assert len(asked) > tries + 1, "it was there again"
+
+
+def test_of_a_database_that_was_moved_what_is_in_no_copy_is_told(tmp_path: Path, plans: list[ProblemPlan]) -> None:
+    path = tmp_path / "moved.db"
+    with Store.open(path) as store:
+        run = recorder(store)
+        with ExitStack() as reading:
+            reading.enter_context(store._opened.reading())  # by which the connection that is open is in use
+            path.unlink()
+            with pytest.raises(MovedDatabaseError, match="; 1 measured trial could not be stored"):
+                tell(run, plans[0], 0)
+            with pytest.raises(MovedDatabaseError):
+                reading.close()
+        with pytest.raises(MovedDatabaseError, match="what it held is saved in ") as told:
+            tell(run, plans[0], 1)
+        assert "could not be stored" not in told.value.message

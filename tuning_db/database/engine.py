@@ -7,11 +7,11 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool, Pool, QueuePool
@@ -36,7 +36,7 @@ class Opened:
     """An open database: ``reader`` begins plain transactions, ``writer`` transactions that take the write lock at once.
 
     ``found`` is the version of its schema before it was opened, ``version`` the one now. ``files`` are those of a
-    database that is no server's; ``written``: whether this process has added to them.
+    database that is no server's.
     """
 
     location: Location
@@ -46,7 +46,6 @@ class Opened:
     read_only: bool
     found: int
     files: OpenedFiles | None = None
-    written: bool = False
     closed: bool = False
 
     def close(self) -> None:
@@ -57,9 +56,10 @@ class Opened:
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """A session that reads; its ``info`` tells the version of the schema."""
-        with self._told(), Session(self.reader, info=self._info()) as session:
-            yield session
-        self._check_files()
+        with self._told(), self.reader.connect() as connection:
+            with Session(connection, info=self._info()) as session:
+                yield session
+            self._check_files(connection, wrote=False)
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
@@ -72,21 +72,20 @@ class Opened:
             if self.version < LATEST:
                 message = f"{shown} has schema version {self.version}, only version {LATEST} can be added to"
                 raise OutdatedSchemaError(message, hint="`registry db upgrade` brings it up to date, with all it holds")
-            with Session(self.writer, info=self._info()) as session, session.begin():
-                yield session
-        self.written = True
-        self._check_files()
+            with self.writer.connect() as connection:
+                with Session(connection, info=self._info()) as session, session.begin():
+                    yield session
+                self._check_files(connection, wrote=True)
 
-    def _check_files(self) -> None:
-        """Raises MovedDatabaseError where the files have been deleted or replaced; what was written is saved first."""
+    def _check_files(self, connection: Connection, *, wrote: bool) -> None:
+        """Raises MovedDatabaseError where the files have been deleted or replaced; what was written is saved first.
+
+        ``connection`` is that of the transaction that has ended: another may be in use, and a new one is refused.
+        """
         if self.files is not None:
-            self.files.check(self._connection if self.written else None)
-
-    def _connection(self) -> sqlite3.Connection:
-        """A connection that was made before: one for each transaction stays open."""
-        with closing(self.reader.raw_connection()) as pooled:
-            assert isinstance(pooled.driver_connection, sqlite3.Connection)
-            return pooled.driver_connection
+            driven = connection.connection.driver_connection
+            assert isinstance(driven, sqlite3.Connection)
+            self.files.check(driven, wrote=wrote)
 
     def _info(self) -> dict[Any, Any]:
         return {SCHEMA_VERSION: self.version, SHOWN: self.location.shown}

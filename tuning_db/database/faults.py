@@ -42,7 +42,6 @@ _SQLITE: dict[int, tuple[type[TuningDBError], str, str]] = {
     sqlite3.SQLITE_FULL: (FullDatabaseError, "cannot grow: the disk is full", _FREE),
     sqlite3.SQLITE_IOERR: (TuningDBError, "cannot be read or written", f"check the disk, or {_MOVE}"),
 }
-
 """Errors by SQLite's primary result code: the class, what it says of the database, and its hint."""
 
 LOCK_TIMEOUT = "55P03"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import RegistryError, ReleaseError
-from ...untrusted.file_kinds import refuse_pipe
+from ...untrusted.file_kinds import opened
 from ..collecting import seldom_collecting
 from ..display import text
 from ..display.table import Column, Group, print_table
@@ -198,7 +198,7 @@ def _read(file: Path) -> bytes:
     try:
         if file.is_char_device():  # /dev/zero never ends
             raise ReleaseError(f"{file}: a device", hint=hint)
-        refuse_pipe(file)
-        return file.read_bytes()
+        with opened(file) as stream:
+            return stream.read()
     except OSError as fault:
         raise ReleaseError(f"{file}: {fault.strerror}", hint=hint) from None
