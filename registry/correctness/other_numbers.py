@@ -11,7 +11,10 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 from ..contract import Op
+from ..faults.device_faults import out_of_memory
 from ..problem import Problem
 from .numerics import reference64
 
@@ -48,13 +51,22 @@ def other_numbers(op: Op, problem: Problem, values: tuple[Any, ...], seed: int) 
     return None if _numbers(op, tuple(changed)) == _numbers(op, values) else tuple(changed)
 
 
-def is_finite_alike(op: Op, values: tuple[Any, ...], changed: tuple[Any, ...]) -> bool:
-    """Whether the results of changed values are finite where those of the values are.
+def reference_of_changed(op: Op, values: tuple[Any, ...], changed: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None:
+    """The float64 reference of values with other numbers; None if the op makes no sense of these.
 
-    Where they are not, such as those of smoothed labels with a logit of minus infinity, implementations may differ.
+    It makes none where its reference fails, and where results are finite in other places than those of the values: with
+    a logit of minus infinity, smoothed labels give an infinite loss, and implementations may differ.
     """
-    pairs = zip(reference64(op, values), reference64(op, changed), strict=True)
-    return all(bool((one.isfinite() == other.isfinite()).all()) for one, other in pairs)
+    try:
+        # the first reference is dropped before there is a second
+        finite = [one.isfinite() for one in reference64(op, values)]
+        reference = reference64(op, changed)
+        pairs = zip(finite, reference, strict=True)
+        return reference if all(bool((one == other.isfinite()).all()) for one, other in pairs) else None
+    except Exception as fault:  # an op may raise anything for numbers that it does not take
+        if out_of_memory(fault):
+            raise
+        return None
 
 
 def _near(number: float | None, drawn: random.Random) -> float:

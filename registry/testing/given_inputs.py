@@ -12,7 +12,7 @@ from ..arguments.schema import Parameter, tensors_in, with_tensors
 from ..contract import Op
 from ..correctness.bits import as_bits
 from ..correctness.expanded import EXPANDED, expanded_inputs
-from ..correctness.other_numbers import is_finite_alike, other_numbers
+from ..correctness.other_numbers import other_numbers, reference_of_changed
 from ..correctness.poisoned_layouts import PoisonedLayout, Surrounded, laid_out_within
 from ..device import Device
 from ..problem import Problem
@@ -91,7 +91,7 @@ def _drawn(
 ) -> tuple[Any, ...]:
     values = op.draw(problem, kind, torch.Generator(device.torch).manual_seed(seed))
     changed = other_numbers(op, problem, values, seed) if numbers else None
-    if changed is not None and is_finite_alike(op, values, changed):
+    if changed is not None and reference_of_changed(op, values, changed) is not None:
         values = changed
     return expanded_inputs(op, values, layout)
 

@@ -122,7 +122,8 @@ def _check_layout(
     posed = op.pose(arguments, problem)
     place = Place(f"{problem} {layout} {candidate}", str(problem), str(candidate), layout)
     if _is_supported(notes, place, candidate, posed, device):
-        notes.add(place, guarded(_layout_faults(op, candidate, posed, device, layout, kinds), candidate.implementation))
+        faults = _layout_faults(notes, op, candidate, posed, device, layout, kinds)
+        notes.add(place, guarded(faults, candidate.implementation))
 
 
 def _makes_sense(op: Op, values: tuple[Any, ...], layout: PoisonedLayout) -> bool:
@@ -144,8 +145,9 @@ def _is_supported(notes: Notes, place: Place, candidate: Candidate, problem: Pro
 
 
 def _layout_faults(
-    op: Op, candidate: Candidate, problem: Problem, device: Device, layout: PoisonedLayout, kinds: tuple[str, ...]
-) -> Iterator[str]:
+    notes: Notes, op: Op, candidate: Candidate, problem: Problem, device: Device, layout: PoisonedLayout,
+    kinds: tuple[str, ...],
+) -> Iterator[str]:  # fmt: skip
     given = GivenInputs(op, problem, kinds[0], device, layout)
     plan = build(op, candidate, problem, op.arguments(given.values), device)
     runs = [(kind, False) for kind in kinds] + [(kind, True) for kind in kinds[:1] if op.parsed.mutates]
@@ -156,23 +158,27 @@ def _layout_faults(
     if is_misshapen(plan, given):  # the run faults tell it
         return
     if layout == "contiguous" and op.numbers:
-        yield from _number_faults(op, candidate, problem, device, kinds)
+        yield from _number_faults(notes, op, candidate, problem, device)
     yield from repeating_faults(plan, given)
     if layout == "contiguous":
         yield from changed_faults(plan, GivenInputs(op, problem, kinds[0], device, layout))
         yield from concurrent_faults(plan, device)
 
 
-def _number_faults(
-    op: Op, candidate: Candidate, problem: Problem, device: Device, kinds: tuple[str, ...]
-) -> Iterator[str]:
-    """Faults of the plan that a call with other numbers gets after one with those of the first kind."""
-    usual = GivenInputs(op, problem, kinds[0], device, "contiguous")
+def _number_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem, device: Device) -> Iterator[str]:
+    """Faults of the plan that a call with other numbers gets after one with those of the first kind.
+
+    Numbers that the implementation refuses are noted as skipped.
+    """
+    usual = GivenInputs(op, problem, op.kinds[0], device, "contiguous")
     home = bound_by_call(op, candidate, problem, op.arguments(usual.values), device)
-    for kind in kinds:
+    for kind in op.kinds:
         fresh = GivenInputs(op, problem, kind, device, "contiguous", numbers=True)
         arguments = op.arguments(fresh.values)
         posed = op.pose(arguments, problem)
+        place = Place(f"{problem} {kind} inputs with other numbers {candidate}", str(problem), str(candidate))
+        if not _is_supported(notes, place, candidate, posed, device):
+            continue
         plan = at_other_size(home, posed, arguments, device) or build(op, candidate, posed, arguments, device)
         for fault in guarded(run_faults(plan, fresh, 0), candidate.implementation):
             yield f"{kind} inputs with other numbers: {fault}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from registry.contracts import ATTENTION_DECODE, BOX, LAYER_NORM, RMS_NORM
-from registry.correctness.other_numbers import is_finite_alike, other_numbers, telling_kinds
+from registry.correctness.other_numbers import other_numbers, reference_of_changed, telling_kinds
 from registry.errors import InvalidDefinitionError
 
 LEFT = {"attention_backward": {"scale", "softcap"}, "fused_add_rms_norm": {"offset"}}
@@ -35,7 +35,7 @@ def test_every_float_attribute_of_the_box_is_tried_with_other_values(op: Any) ->
         assert changed is not None
         pairs = zip(op.parsed.names, values, changed, strict=True)
         assert {name for name, one, other in pairs if one is not other} <= op.numbers
-        tried.append(is_finite_alike(op, values, changed))
+        tried.append(reference_of_changed(op, values, changed) is not None)
     # smoothed labels give infinite losses where logits are minus infinity
     assert tried[0]
     assert tried.count(False) <= 1
@@ -58,6 +58,31 @@ def test_a_number_that_makes_another_problem_stays() -> None:
         assert (changed[names.index("softcap")] != values[names.index("softcap")]) is has_softcap
     problem, values = drawn(RMS_NORM, "normal")
     assert other_numbers(replace(RMS_NORM, numbers=frozenset()), problem, values, 1) is None
+
+
+def test_numbers_of_which_an_op_makes_no_sense_have_no_reference() -> None:
+    def within_one(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if eps > 1:
+            raise ValueError(f"eps={eps}")
+        return x * eps if eps else torch.full_like(x, float("nan"))
+
+    op = replace(RMS_NORM, reference=within_one)
+    x, weight = torch.ones(2, 3), torch.ones(3)
+    (found,) = reference_of_changed(op, (x, weight, 0.5), (x, weight, 0.25)) or ()
+    assert found.dtype == torch.float64
+    assert torch.equal(found, 0.25 * x.double())
+    assert reference_of_changed(op, (x, weight, 0.5), (x, weight, 1.5)) is None
+    assert reference_of_changed(op, (x, weight, 0.5), (x, weight, 0.0)) is None
+    assert reference_of_changed(op, (x, weight, 0.0), (x, weight, 0.5)) is None
+
+
+def test_memory_that_runs_out_says_nothing_about_numbers() -> None:
+    def too_large(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    values = torch.ones(2, 3), torch.ones(3), 0.5
+    with pytest.raises(torch.OutOfMemoryError):
+        reference_of_changed(replace(RMS_NORM, reference=too_large), values, values)
 
 
 def test_the_kinds_on_which_numbers_tell() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from registry.artifact import Built
-from registry.contracts import GELU, SOFTMAX, SQUARE
+from registry.contracts import GELU, RMS_NORM, SOFTMAX, SQUARE
 from registry.correctness.poisoned_layouts import LAYOUTS
 from registry.device import Device
 from registry.errors import CheckError, DeviceError
@@ -400,3 +400,56 @@ def test_a_fault_of_every_layout_and_kind_of_inputs_is_told_once() -> None:
     (line,) = [line for line in str(raised.value).splitlines() if line.startswith("  failed")]
     assert "say returns_outputs = True" in line
     assert " problems, normal and outliers and spike_last and constant and special inputs)" in line
+
+
+class TwoEpsilons(Implementation):
+    """Right for two epsilons, of which ``unsupported`` or the space tells."""
+
+    op = "rms_norm"
+    name = "test.two_epsilons"
+    device_types = CPU
+
+    def __init__(self, told_by: str) -> None:
+        self._told_by = told_by
+
+    def _knows(self, problem: Problem) -> bool:
+        arguments = problem.traits.arguments
+        return arguments is None or arguments["eps"] in (1e-6, 1e-5)
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        if self._told_by == "unsupported" and not self._knows(problem):
+            yield "has two epsilons alone"
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        return Space(block=[1] if self._told_by != "space" or self._knows(problem) else [2])
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            x, weight, eps = arguments
+            outputs[0].copy_(RMS_NORM.reference(x, weight, 1e-6 if eps < 5e-6 else 1e-5))
+
+        return run
+
+
+@pytest.mark.parametrize("told_by", ["unsupported", "space"])
+def test_numbers_that_an_implementation_refuses_are_skipped(told_by: str) -> None:
+    problems = [{"rows": 4, "cols": 300, "dtype": "float32"}]
+    report = check_implementation(TwoEpsilons(told_by), RMS_NORM, problems=problems)
+    assert report.ok
+    assert any("inputs with other numbers" in line for line in report.skipped)
+    with pytest.raises(CheckError, match="near_zero inputs with other numbers: y"):
+        check_implementation(TwoEpsilons("nothing"), RMS_NORM, problems=problems)
+
+
+def test_numbers_for_which_the_reference_raises_are_not_tried() -> None:
+    def one_millionth(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if eps != 1e-6:
+            raise ValueError(f"eps={eps}")
+        return RMS_NORM.reference(x, weight, eps)
+
+    def inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
+        return *RMS_NORM.inputs(problem, kind, generator)[:2], 1e-6
+
+    op = replace(RMS_NORM, reference=one_millionth, inputs=inputs)
+    problems = [{"rows": 4, "cols": 300, "dtype": "float32"}]
+    assert check_implementation(TwoEpsilons("nothing"), op, problems=problems).ok

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +62,22 @@ def _resolved_by(callee: Callee) -> Mapping[str, Any]:
 
 
 def _source_of_outputs(op: Op) -> str:
-    """A hash of the file that says how outputs lie, by which compiled code reads them; "" without a file."""
+    """Hashes of the files that say how outputs lie, by which compiled code reads them; "" without a file."""
     told = op.reference if op.fake is None else op.fake
-    code = told.rule if isinstance(told, RowMajor) else told
-    try:
-        return hashlib.sha256(Path(inspect.getfile(inspect.unwrap(code))).read_bytes()).hexdigest()
-    except (OSError, TypeError):
-        return ""
+    parts = (told.rule, told.otherwise) if isinstance(told, RowMajor) else (told,)
+    digests = [hashlib.sha256(content).hexdigest() for part in parts for content in _contents(part)]
+    return " ".join(digests)
+
+
+def _contents(code: Any) -> Iterator[bytes]:
+    """The contents of the files that define a function, what a partial calls, or the class of a callable object."""
+    code = inspect.unwrap(code)
+    while isinstance(code, partial):
+        code = inspect.unwrap(code.func)
+    # an object's class may inherit its __call__ from one of another file
+    for defined in (code,) if inspect.isroutine(code) else (type(code), type(code).__call__):
+        with suppress(OSError, TypeError):
+            yield Path(inspect.getfile(defined)).read_bytes()
 
 
 def _winners(op: Op, found: OpWinners) -> str:

@@ -11,7 +11,7 @@ from ...correctness.poisoned_layouts import PoisonedLayout, adds_nothing, all_la
 from ...device import Device
 from ...dispatch.plans.plan import Plan
 from ...dispatch.plans.two_threads import MOST_CALLS
-from .probe_inputs import OTHER_NUMBERS, Probe, drawn_with_other_numbers
+from .probe_inputs import OTHER_NUMBERS, Probe, cases_with_other_numbers
 from .session import InputCase, Session
 
 _IN_PAIRS = ("contiguous", "strided")
@@ -41,8 +41,8 @@ def probes_of_own_size(session: Session) -> Iterator[Probe]:
             in_pairs = layout in _IN_PAIRS
             yield replace(probe, beside=_of_case(session, session.other_case, layout)) if in_pairs else probe
     kinds = telling_kinds(session.op, session.values)
-    for _, values in drawn_with_other_numbers(session.op, session.problem, kinds, session.values):
-        probe = _of_case(session, session.case_of(values), "contiguous")
+    for found in cases_with_other_numbers(session.op, session.problem, kinds, session.values, session.case_of):
+        probe = _of_case(session, found, "contiguous")
         if probe is not None:
             yield replace(probe, kind=OTHER_NUMBERS)
 

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,7 +15,7 @@ from ...contract import Op
 from ...correctness.bounds import Bounds, bounds_of
 from ...correctness.expanded import EXPANDED, expanded_inputs, is_any_expanded, loose_bounds, reference_of_expanded
 from ...correctness.numerics import own_error, reference64
-from ...correctness.other_numbers import is_finite_alike, other_numbers
+from ...correctness.other_numbers import other_numbers, reference_of_changed
 from ...correctness.other_sizes import OtherSize, ProblemLimits, other_sizes
 from ...correctness.poisoned_layouts import (
     PoisonedLayout,
@@ -26,6 +26,8 @@ from ...correctness.poisoned_layouts import (
     surrounded,
 )
 from ...device import Device
+from ...faults.device_faults import out_of_memory
+from ...implementation import Tensors
 from ...problem import Arguments, Problem, canonical_json
 
 _SIZES = (1, 37)
@@ -41,6 +43,7 @@ _LARGER_PART = 1 / 16
 OTHER_NUMBERS = "renumbered"
 """The name of inputs with other attributes than the op's kinds have."""
 _SEEDS = 2**62
+_Renumbered = TypeVar("_Renumbered")
 
 _CLOSELY_PART = {"cpu": 1 / 2, "cuda": 1 / 8}
 """The part of what a problem of another size may take that one may take which is probed closely: a dozen times."""
@@ -189,18 +192,30 @@ def _met_closely(op: Op, problem: Problem, device: Device) -> Iterator[OtherSize
     return other_sizes(op, problem, device, _CLOSELY_PART["cuda" if device.type == "cuda" else "cpu"])
 
 
-def drawn_with_other_numbers(
-    op: Op, problem: Problem, kinds: Iterable[str], drawn: Callable[[str], tuple[Any, ...]]
-) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
-    """Inputs of these kinds, as ``drawn`` gives them, and the same with other numbers, which nobody can foretell."""
+def cases_with_other_numbers(
+    op: Op,
+    problem: Problem,
+    kinds: Iterable[str],
+    drawn: Callable[[str], tuple[Any, ...]],
+    case_of: Callable[[tuple[Any, ...], Tensors], _Renumbered],
+) -> Iterator[_Renumbered]:
+    """Cases of inputs of these kinds, as ``drawn`` gives them, with other numbers, which nobody can foretell.
+
+    ``case_of(values, reference)`` makes a case. There is none where the op makes no sense of the numbers.
+    """
     for kind in kinds if op.numbers else ():
         try:
             values = drawn(kind)
-        except Exception:  # an author's inputs may raise anything
+            changed = other_numbers(op, problem, values, secrets.randbelow(_SEEDS))
+            reference = None if changed is None else reference_of_changed(op, values, changed)
+            if changed is None or reference is None:
+                continue
+            case = case_of(changed, reference)
+        except Exception as fault:  # an author's inputs may raise anything, and so may an op for such numbers
+            if out_of_memory(fault):
+                raise
             continue
-        changed = other_numbers(op, problem, values, secrets.randbelow(_SEEDS))
-        if changed is not None:
-            yield values, changed
+        yield case
 
 
 @dataclass(frozen=True)
@@ -236,13 +251,9 @@ class _Drawn:
 
     def with_other_numbers(self, problem: Problem) -> Iterator[Probe]:
         """Row-major probes of a problem with other numbers than its kinds of inputs have, see ``Op.numbers``."""
-        op = self._op
-        for values, changed in drawn_with_other_numbers(op, problem, op.kinds, partial(self._values, problem)):
-            try:
-                case = self._case_of(problem, changed) if is_finite_alike(op, values, changed) else None
-            except Exception:  # an op may raise anything for numbers that it does not take
-                continue
-            yield from () if case is None else self._of_case(case, problem, "contiguous", OTHER_NUMBERS)
+        op, drawn, made = self._op, partial(self._values, problem), partial(self._case_of, problem)
+        for case in cases_with_other_numbers(op, problem, op.kinds, drawn, made):
+            yield from self._of_case(case, problem, "contiguous", OTHER_NUMBERS)
 
     def _of_case(self, case: _Case, problem: Problem, layout: PoisonedLayout, kind: str) -> Iterator[Probe]:
         op = self._op
@@ -285,10 +296,10 @@ class _Drawn:
         generator = torch.Generator(device=self._device.torch).manual_seed(1 + 1_000_003 * again)
         return self._op.draw(problem, kind, generator)
 
-    def _case_of(self, problem: Problem, values: tuple[Any, ...]) -> _Case:
+    def _case_of(self, problem: Problem, values: tuple[Any, ...], reference: Tensors | None = None) -> _Case:
         op = self._op
         posed = op.pose(op.arguments(values), problem)
-        reference = reference64(op, values)
+        reference = reference64(op, values) if reference is None else reference
         return _Case(values, bounds_of(op, posed, values, reference, own_error(op, posed, values, reference)))
 
     def _expanded(self, dense: _Case | None, layout: str) -> _Case | None:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from registry.artifact import Artifact, Signature, Target, Variant
+from registry.contract import Op
 from registry.contracts import SOFTMAX, SQUARE
 from registry.device import Device
 from registry.dispatch.plans.other_size import bound_by_call
 from registry.dispatch.plans.plan import Candidate
 from registry.dispatch.plans.two_threads import MOST_CALLS
+from registry.implementation import Implementation
 from registry.problem import Problem
 from registry.space import Config
 from registry.tuner.verify import probes as probes_module
 from registry.tuner.verify.own_size import probes_of_own_size
+from registry.tuner.verify.probe_inputs import OTHER_NUMBERS
 from registry.tuner.verify.probes import Probes
 from registry.tuner.verify.session import Session
 from registry.tuner.verify.verdicts import WrongError
@@ -233,3 +237,59 @@ def test_whom_memory_fails_at_a_probe_is_not_refused(told: str) -> None:
         y.copy_(torch.softmax(x, -1))
 
     go_through(Custom("softmax", softmax), session_of_rows(), {})
+
+
+def of_a_share(reference: Callable[..., torch.Tensor], share: float) -> Op:
+    """An op with a share, of rows with some elements of minus infinity."""
+
+    def inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[torch.Tensor, float]:
+        (x,) = SQUARE.inputs(problem, kind, generator)
+        return x.masked_fill(torch.arange(len(x)) % 7 == 0, float("-inf")), share
+
+    name, exact = "acme::shared", dict.fromkeys(SQUARE.tolerance.rtol, 0.0)
+    return replace(
+        SQUARE, name=name, schema=f"{name}(Tensor x, float share) -> Tensor y", reference=reference, inputs=inputs,
+        fake=lambda x, _: torch.empty_like(x), numbers=frozenset({"share"}), backward=None,
+        tolerance=replace(SQUARE.tolerance, rtol=exact),
+    )  # fmt: skip
+
+
+def check_own_size(implementation: Implementation, session: Session) -> None:
+    plan = bound_by_call(session.op, Candidate(implementation, {}), session.problem, session.arguments, CPU)
+    Probes(CPU).check_own_size(plan, session, {})
+
+
+def nine_tenths(x: torch.Tensor, share: float) -> torch.Tensor:
+    if share != 0.9:
+        raise ValueError(f"share={share}")
+    return torch.where(x.isneginf(), 0.0, x)
+
+
+def smoothed(x: torch.Tensor, share: float) -> torch.Tensor:
+    return torch.where(x.isneginf() & (share == 0), 0.0, x)
+
+
+@pytest.mark.parametrize(("reference", "share"), [(nine_tenths, 0.9), (smoothed, 0.0)])
+def test_numbers_of_which_the_op_makes_no_sense_refuse_nobody(
+    reference: Callable[..., torch.Tensor], share: float
+) -> None:
+    def usual(y: torch.Tensor, x: torch.Tensor, given: float) -> None:
+        y.copy_(torch.where(x.isneginf(), 0.0 if given == share else float("nan"), x))
+
+    op = of_a_share(reference, share)
+    session = Session(op, op.problem_of({"n": 5000, "dtype": "float32"}), CPU, PROTOCOL, 7)
+    assert not [probe for probe in probes_of_own_size(session) if probe.kind == OTHER_NUMBERS]
+    go_through(Custom(op.name, usual), session, {})
+    check_own_size(Custom(op.name, usual), session)
+
+
+def test_who_has_the_usual_number_in_the_code_is_refused() -> None:
+    def usual(y: torch.Tensor, x: torch.Tensor, _: float) -> None:
+        y.copy_(torch.where(x.isneginf(), 0.0, x * 0.5))
+
+    op = of_a_share(lambda x, share: torch.where(x.isneginf(), 0.0, x * share), 0.5)
+    session = Session(op, op.problem_of({"n": 5000, "dtype": "float32"}), CPU, PROTOCOL, 7)
+    assert [probe for probe in probes_of_own_size(session) if probe.kind == OTHER_NUMBERS]
+    for check in (partial(go_through, config={}), check_own_size):
+        with pytest.raises(WrongError, match="times what is allowed"):
+            check(Custom(op.name, usual), session)
