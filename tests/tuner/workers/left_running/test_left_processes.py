@@ -38,14 +38,9 @@ print(found, left.running())
 @pytest.fixture(autouse=True)
 def _own_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Children that there are already, such as the one that fresh processes are forked from, work for other tests."""
-    descendants = processes._descendants
-    others = tuple(descendants(os.getpid()))
-
-    def own(parent: int) -> Iterator[int]:
-        strangers = {*others, *(each for other in others for each in descendants(other))}
-        return (each for each in descendants(parent) if each not in strangers)
-
-    monkeypatch.setattr(processes, "_descendants", own)
+    children = processes._children
+    others = {*children(os.getpid())}
+    monkeypatch.setattr(processes, "_children", lambda pid: [each for each in children(pid) if each not in others])
 
 
 @contextmanager
