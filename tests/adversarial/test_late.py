@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 
 import pytest
 
 from registry.problem import Problem
 
-from .cheating_run import CheatingRun, each_of, left_out
+from .cheating_run import CheatingRun, asked_again, each_of, left_out
 
 PROBLEMS = (Problem("square", {"n": 20_002, "dtype": "float32"}),)
 REFUSED = ("half", "middle", "whole", "function", "function_middle")
@@ -32,11 +33,8 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def test_whoever_leaves_a_part_for_later_is_refused(
     run: CheatingRun, name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    for _ in range(2):
-        if run.trials[name].status != "ok" or run.was_given_up(name):
-            break
-        # other work on the machine may have kept who checks waiting, until all was there: then it is asked again
-        run = tuned(tmp_path_factory, run.left_out)
+    # who checks may have been kept waiting until all was there
+    run = asked_again(run, name, partial(tuned, tmp_path_factory))
     trial = run.trials[name]
     if run.was_given_up(name):
         assert name not in run.winners.values()

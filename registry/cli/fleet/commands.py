@@ -17,6 +17,7 @@ from ..problems.told import check_source, told_shapes
 from ..tuning.options import AllSizes, Implementations, Regime, Retune, Seconds, Trials, TunedOps
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import FrameType
 
     from ...fleet.planner import Planned
@@ -122,15 +123,7 @@ def plan(  # noqa: PLR0913, PLR0917  (an option each)
             most_problems=job_size, most_attempts=attempts,
         )  # fmt: skip
         where = queue.url
-    if json:
-        left_out = list(planned.faulty)
-        text.print_json({
-            "database": where, "devices": list(planned.devices), "left_out": left_out, **vars(planned.added)
-        })  # fmt: skip
-    else:
-        for note in (*notes, *planned.notes):
-            text.say(note)
-        text.say(_told(planned, where))
+    _say(planned, where, notes, as_json=json)
     if planned.faulty:
         raise typer.Exit(1)
 
@@ -231,6 +224,17 @@ def _models_here() -> list[str]:
     from ...fleet.planner import CPU
 
     return list(dict.fromkeys(device.name for device in Device.visible())) or [CPU]
+
+
+def _say(planned: Planned, where: str, notes: Sequence[str], *, as_json: bool) -> None:
+    """Print what was planned into the database at ``where``, behind the notes on its problems."""
+    if as_json:
+        told = {"database": where, "devices": list(planned.devices), "left_out": list(planned.faulty)}
+        text.print_json({**told, **vars(planned.added)})
+        return
+    for note in (*notes, *planned.notes):
+        text.say(note)
+    text.say(_told(planned, where))
 
 
 def _told(planned: Planned, where: str) -> str:

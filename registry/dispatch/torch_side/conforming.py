@@ -6,7 +6,7 @@ Compiled programs read outputs by the strides of the fake: with others they woul
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,6 +18,8 @@ _MOST_KEPT = 256
 
 _Said = tuple[TensorSpec, ...] | None
 """How a fake says that the outputs of a call lie; None where it cannot tell."""
+
+_UNASKED = object()
 
 
 def conforming_reference(op: Op) -> Callable[..., Any]:
@@ -64,10 +66,11 @@ class _Layouts:
         """Specs of the outputs of a call with these values."""
         try:
             told = tuple([_told(values[place]) for place in self._read])
-            if told in self._kept:
-                return self._kept[told]
+            said = self._kept.get(told, _UNASKED)
         except Exception:  # a tensor without strides, or a size that only a trace knows
             return None
+        if said is not _UNASKED:
+            return cast("_Said", said)
         said = self._asked(values)
         if len(self._kept) >= _MOST_KEPT:
             self._kept.clear()
