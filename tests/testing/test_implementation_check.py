@@ -20,6 +20,8 @@ from registry.problem import Problem, Value
 from registry.space import Config, Space
 from registry.testing import Report, check_implementation
 
+from ..misreading import dense_columns, leading_dimension
+
 CPU = frozenset({"cpu"})
 
 
@@ -149,16 +151,6 @@ def dense_rows(x: torch.Tensor) -> torch.Tensor:
 def one_gap(x: torch.Tensor) -> torch.Tensor:
     """Right for dense rows, however far apart they are."""
     return x.as_strided(x.shape, (x.stride(0), 1))
-
-
-def leading_dimension(x: torch.Tensor) -> torch.Tensor:
-    """Takes dense rows to be as far apart as they are long at least, as libraries for matrices do."""
-    return x if x.stride(1) != 1 else x.as_strided(x.shape, (max(x.stride(0), x.shape[1]), 1))
-
-
-def dense_columns(x: torch.Tensor) -> torch.Tensor:
-    """Takes a stride of 0 between elements for none that was given."""
-    return x.as_strided(x.shape, (x.stride(0), x.stride(1) or 1))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from registry.tuner.verify.probes import Probes
 from registry.tuner.verify.session import Session
 from registry.tuner.verify.verdicts import WrongError
 
+from ...misreading import dense_columns, leading_dimension
 from ..going_through import CPU, PROTOCOL, Custom, go_through
 
 
@@ -48,16 +49,6 @@ def one_gap(x: torch.Tensor) -> torch.Tensor:
 def row_major(x: torch.Tensor) -> torch.Tensor:
     """Takes transposed rows for row-major ones."""
     return x.as_strided(x.shape, (x.shape[1], 1)) if x.mT.is_contiguous() else x
-
-
-def leading_dimension(x: torch.Tensor) -> torch.Tensor:
-    """Takes dense rows to be as far apart as they are long at least, as libraries for matrices do."""
-    return x if x.stride(1) != 1 else x.as_strided(x.shape, (max(x.stride(0), x.shape[1]), 1))
-
-
-def dense_columns(x: torch.Tensor) -> torch.Tensor:
-    """Takes a stride of 0 between elements for none that was given."""
-    return x.as_strided(x.shape, (x.stride(0), x.stride(1) or 1))
 
 
 @pytest.mark.parametrize(
