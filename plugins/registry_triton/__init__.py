@@ -369,9 +369,8 @@ def fused_linear_cross_entropy_gradients_implementations() -> Sequence[registry.
 @registry.implements("attention")
 def attention_implementations() -> Sequence[registry.Implementation]:
     from .attention.flash import TileAttention
-    from .attention.flash_specialized import SpecializedAttention
 
-    return [TileAttention(), SpecializedAttention()]
+    return [TileAttention()]
 
 
 @registry.implements("attention_backward")

@@ -190,7 +190,6 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
         }
         for gradient, part, style in (("", 128, "neox"), ("_backward", 64, "gptj"))
     },
-    "attention triton.flash_specialized": {"batch": 2, "q_len": 2048, "kv_len": 2048, **HEADS},
 }
 IMPLEMENTATIONS = {f"{op} {one.name}": one for op, forms in FORMS.items() for one in forms}
 
@@ -200,7 +199,6 @@ def _op_of(key: str) -> str:
 
 
 ON_ONE = (
-    "attention triton.flash_specialized",
     "gelu_and_mul",
     "gemm_nf4",
     "gemm_sparse24 triton.gemm",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -61,20 +61,6 @@ MOST = 12_000
 EXPANDED_LAYOUTS: tuple[ExpandedLayout, ...] = get_args(ExpandedLayout)
 LONG_ROWS = {"triton.split": 9001, "triton.ragged": 2051}
 """Columns of what takes none of the op's short examples."""
-_TILES: Mapping[str, Value] = {
-    "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 70, "kv_len": 70, "head_dim": 16, "causal": True, "mask": "none",
-    "softcap": False, "span": False, "dtype": "bfloat16",
-}  # fmt: skip
-OTHER_PROBLEMS: Mapping[str, Sequence[Mapping[str, Value]]] = {
-    "triton.flash_specialized": (
-        {**_TILES, "head_dim": 64, "dtype": "float16"},
-        {**_TILES, "causal": False, "kv_len": 130, "head_dim": 128},
-        {**_TILES, "q_len": 200, "span": 40},
-        {**_TILES, "q_len": 130, "kv_len": 50, "softcap": True, "dtype": "float16"},
-        {**_TILES, "q_len": 33, "kv_len": 150, "causal": False, "span": 20, "head_dim": 40},
-    ),
-}
-"""Problems of what takes few of the op's examples."""
 
 
 def test_an_implementation_of_each_op_is_right_in_the_interpreter(tmp_path: Path) -> None:
@@ -130,7 +116,6 @@ def problems(op: Op, implementation: Implementation, device: Device) -> list[Pro
         dtypes = ("float32", "float16", "bfloat16")
         chosen = [{name: of[place % len(of)] for name, of in op.choices.items()} for place in range(len(dtypes))]
         dims = [{"rows": 3, "cols": cols, "dtype": dtype, **one} for dtype, one in zip(dtypes, chosen, strict=True)]
-    dims.extend(OTHER_PROBLEMS.get(implementation.name, ()))
     found = [op.problem_of(point) for point in dims]
     return covering(problem for problem in found if not refusals(implementation, problem, device))
 
