@@ -53,6 +53,13 @@ def rms_norm_backward_implementations() -> list[Implementation]:
     return [StagedRmsNormBackward()]
 
 
+@registry.implements("attention")
+def attention_implementations() -> list[Implementation]:
+    from .attention.forward import WgmmaAttention
+
+    return [WgmmaAttention()]
+
+
 @registry.implements("attention_decode")
 def attention_decode_implementations() -> list[Implementation]:
     from .attention_decode import MmaDecode

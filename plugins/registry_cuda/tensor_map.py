@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -18,6 +18,25 @@ _SIGN = 1 << 63
 _KEPT = 4096
 
 
+class Tiles(Protocol):
+    """A tensor as the copy engine sees it, its innermost dimension first, and the part of it that is one tile.
+
+    dtype    torch's name
+    sizes    elements of each dimension
+    strides  bytes from an index of each dimension but the innermost to the next, multiples of 16
+    tile     elements of a tile along each dimension, 128 bytes along the innermost
+    """
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def sizes(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+    @property
+    def tile(self) -> tuple[int, ...]: ...
+
+
 class MatrixTiles(NamedTuple):
     """A row-major matrix of ``rows`` by ``cols`` elements of ``dtype``, in tiles ``height`` rows high, 128 bytes wide.
 
@@ -29,6 +48,21 @@ class MatrixTiles(NamedTuple):
     cols: int
     height: int
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Columns and rows."""
+        return self.cols, self.rows
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes of a row."""
+        return (self.cols * itemsize(self.dtype),)
+
+    @property
+    def tile(self) -> tuple[int, ...]:
+        """Columns and rows of a tile."""
+        return WIDTH // itemsize(self.dtype), self.height
+
 
 _TYPES = {
     "bfloat16": ("CU_TENSOR_MAP_DATA_TYPE_BFLOAT16", 2),
@@ -38,7 +72,12 @@ _TYPES = {
 }
 
 
-def tensor_map(tensor: str, tiles: MatrixTiles) -> tuple[str | int, ...]:
+def itemsize(dtype: str) -> int:
+    """Bytes of an element of a type that tensor maps take, by torch's name."""
+    return _TYPES[dtype][1]
+
+
+def tensor_map(tensor: str, tiles: Tiles) -> tuple[str | int, ...]:
     """The 16 arguments of a launch that are the tensor map of ``tensor``: its address, and 15 numbers.
 
     A kernel takes them as parameters one behind the other (``TENSOR_MAP`` of tensor_map.cuh), so that they make up a
@@ -51,7 +90,7 @@ def tensor_map(tensor: str, tiles: MatrixTiles) -> tuple[str | int, ...]:
 
 
 @lru_cache(maxsize=_KEPT)
-def _numbers(tiles: MatrixTiles) -> tuple[int, ...]:
+def _numbers(tiles: Tiles) -> tuple[int, ...]:
     _check_address(tiles.dtype)
     # numbers of a launch are signed
     return tuple([word - 2 * (word & _SIGN) for word in _words(tiles, _SOME_ADDRESS)[1:]])
@@ -66,8 +105,8 @@ def _check_address(dtype: str) -> None:
         raise UnsupportedError("this driver's tensor maps do not begin with the address of their tensor")
 
 
-def _words(tiles: MatrixTiles, address: int) -> tuple[int, ...]:
-    """The 16 words of the CUtensorMap of a matrix at ``address``."""
+def _words(tiles: Tiles, address: int) -> tuple[int, ...]:
+    """The 16 words of the CUtensorMap of a tensor at ``address``."""
     from cuda.bindings import driver
     from cuda.core import Device
 
@@ -81,16 +120,15 @@ def _words(tiles: MatrixTiles, address: int) -> tuple[int, ...]:
     return words
 
 
-def _encoded(driver: Any, tiles: MatrixTiles, address: int) -> tuple[Any, tuple[int, ...]]:
-    name, itemsize = _TYPES[tiles.dtype]
+def _encoded(driver: Any, tiles: Tiles, address: int) -> tuple[Any, tuple[int, ...]]:
     status, found = driver.cuTensorMapEncodeTiled(
-        getattr(driver.CUtensorMapDataType, name),
-        2,
+        getattr(driver.CUtensorMapDataType, _TYPES[tiles.dtype][0]),
+        len(tiles.sizes),
         address,
-        [driver.cuuint64_t(tiles.cols), driver.cuuint64_t(tiles.rows)],
-        [driver.cuuint64_t(tiles.cols * itemsize)],
-        [driver.cuuint32_t(WIDTH // itemsize), driver.cuuint32_t(tiles.height)],
-        [driver.cuuint32_t(1), driver.cuuint32_t(1)],
+        [driver.cuuint64_t(size) for size in tiles.sizes],
+        [driver.cuuint64_t(stride) for stride in tiles.strides],
+        [driver.cuuint32_t(size) for size in tiles.tile],
+        [driver.cuuint32_t(1)] * len(tiles.sizes),
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

@@ -1,0 +1,1 @@
+"""Attention on Hopper's warpgroup tensor cores."""

@@ -1,0 +1,412 @@
+// Attention in one pass over the keys (Dao, 2023; Shah et al., 2024: FlashAttention 3) on Hopper's warpgroup tensor cores.
+//
+// One thread asks the copy engine for tiles: of queries, of keys and of values, the latter two in turn through one ring of
+// STAGES. Each of WARPGROUPS others has 64 rows of queries of a tile, and multiplies its weights of one block of keys with
+// the values while the products of the next block are formed, and while another warpgroup computes exponentials. A block
+// goes from tile to tile; the next queries are on their way while the sums of the last ones are stored.
+//
+// Blocks of keys are taken from the last one on: those that only some rows see come first, and need a mask.
+
+#include <math_constants.h>
+
+constexpr int LANES = 32, WARPS = 4, WIDTH = 128;
+constexpr int ROWS = WARPGROUPS * 64;
+constexpr int MULTIPLIERS = WARPGROUPS * WARPS * LANES;
+constexpr int THREADS = MULTIPLIERS + WARPS * LANES;
+constexpr int PARTS = (DIM + 63) / 64, SPAN = PARTS * 64;  // a head in parts of 64 elements, 128 bytes, zeros behind it
+constexpr int SCORES = KEYS / 2, SUMS = SPAN / 2;          // of a thread
+constexpr int PATTERN = 1024;                              // bytes after which the swizzle repeats; barriers lie in the first
+constexpr int QUERY_BYTES = PARTS * ROWS * WIDTH, STAGE_BYTES = PARTS * KEYS * WIDTH;
+constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+static_assert(16 * STAGES + 16 <= PATTERN, "two barriers a stage, and two of the queries");
+
+__device__ inline float exp2_of(float x) {
+  float found;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x));
+  return found;
+}
+__device__ inline unsigned rounded(float one, float other, __half) {
+  const __half2 pair = __floats2half2_rn(one, other);
+  return reinterpret_cast<const unsigned &>(pair);
+}
+__device__ inline unsigned rounded(float one, float other, __nv_bfloat16) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(one, other);
+  return reinterpret_cast<const unsigned &>(pair);
+}
+template <int COUNT> __device__ inline void settle(unsigned (&word)[COUNT]) {
+#pragma unroll
+  for (int k = 0; k < COUNT; ++k) asm volatile("" : "+r"(word[k])::"memory");
+}
+
+struct Sizes {
+  int q_len, kv_len;
+  // what a query's own key is behind it
+  __device__ int shift() const { return kv_len - q_len; }
+};
+
+// ROWS queries of a head, and the blocks of keys that some of them see: `begin` to `end`, of which all rows see all keys of
+// those from `whole_begin` to `whole_end`.
+struct Tile {
+  int row, head, batch, begin, end, whole_begin, whole_end;
+
+  __device__ Tile(int place, int flat, const Sizes &size)
+      : row(place * ROWS), head(flat % HEADS), batch(flat / HEADS), begin(0), whole_begin(0) {
+    const int own = row + size.shift(), last = min(row + ROWS, size.q_len) - 1 + size.shift();
+    const int seen = min(over(last, size), size.kv_len), all = min(over(own, size), size.kv_len);
+    end = seen > 0 ? (seen + KEYS - 1) / KEYS : 0;
+    whole_end = all > 0 ? all / KEYS : 0;
+    if (WINDOW >= 0) {
+      begin = max(own - WINDOW, 0) / KEYS;
+      whole_begin = (max(row + ROWS - 1 + size.shift() - WINDOW, 0) + KEYS - 1) / KEYS;
+    }
+    begin = min(begin, end);
+  }
+  // Behind the last key that the row whose own key is `own` sees.
+  __device__ static int over(int own, const Sizes &size) {
+    return CAUSAL ? own + 1 : WINDOW >= 0 ? own + WINDOW + 1 : size.kv_len;
+  }
+};
+
+// The tiles of a block. Heads are taken `together` at a time, whose keys and values fit in L2; of these, tiles with many
+// keys run first. Every other turn goes the other way, so that two turns have as many keys for each block.
+struct Tiles {
+  int heads, together, blocks, turn = 0;
+
+  __device__ int index() const {
+    const int place = turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    return turn * gridDim.x + place;
+  }
+  // Whether there is such a turn: the other way a block may have none in the last one.
+  __device__ bool exists() const { return turn * gridDim.x < heads * blocks; }
+  __device__ bool is_mine() const { return index() < heads * blocks; }
+  __device__ Tile tile(const Sizes &size) const {
+    const int band = index() / (together * blocks), rest = index() % (together * blocks);
+    const int width = min(together, heads - band * together);
+    return Tile(blocks - 1 - rest / width, band * together + rest % width, size);
+  }
+};
+
+struct Ring {
+  unsigned base;
+  int stage = 0;
+  unsigned parity = 0;
+
+  __device__ explicit Ring(unsigned base) : base(base) {}
+  __device__ void advance() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+  __device__ unsigned full() const { return base + 8 * stage; }
+  __device__ unsigned empty(int stage) const { return base + 8 * (STAGES + stage); }
+  __device__ unsigned tile() const { return base + PATTERN + QUERY_BYTES + stage * STAGE_BYTES; }
+  __device__ unsigned queries() const { return base + PATTERN; }
+  __device__ unsigned queries_full() const { return base + 16 * STAGES; }
+  __device__ unsigned queries_empty() const { return base + 16 * STAGES + 8; }
+};
+
+// By one thread of a block: ask for the queries of all its tiles, and for keys and values in the order of their use.
+struct Fetcher {
+  Map q, k, v;
+  Sizes size;
+  Ring ring;
+  unsigned parity = 1;
+
+  __device__ void run(Tiles tiles) {
+    for (; tiles.exists(); ++tiles.turn) {
+      if (!tiles.is_mine()) continue;
+      const Tile tile = tiles.tile(size);
+      if (tile.begin == tile.end) continue;
+      fetch_queries(tile);
+      fetch(k, tile, tile.end - 1);
+#pragma unroll 1
+      for (int block = tile.end - 1; block > tile.begin; --block) {
+        fetch(k, tile, block - 1);
+        fetch(v, tile, block);
+      }
+      fetch(v, tile, tile.begin);
+    }
+  }
+  __device__ void fetch_queries(const Tile &tile) {
+    await(ring.queries_empty(), parity);
+    parity ^= 1;
+    arrive_expecting(ring.queries_full(), QUERY_BYTES);
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part)
+      load_head_tile(ring.queries() + part * ROWS * WIDTH, q, part * 64, tile.row, tile.head, tile.batch, ring.queries_full());
+  }
+  __device__ void fetch(Map map, const Tile &tile, int block) {
+    await(ring.empty(ring.stage), ring.parity ^ 1);
+    arrive_expecting(ring.full(), STAGE_BYTES);
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part)
+      load_head_tile(ring.tile() + part * KEYS * WIDTH, map, part * 64, block * KEYS, tile.head / GROUP, tile.batch, ring.full());
+    ring.advance();
+  }
+};
+
+// Warpgroups take turns to multiply, so that one computes exponentials while another multiplies. A turn is a barrier of
+// the hardware for the threads of two warpgroups: those that wait for it, and those that had the turn before.
+struct Turns {
+  static constexpr bool TAKEN = IN_TURN && WARPGROUPS > 1;
+  static constexpr int FIRST = 1;
+  int own;
+
+  __device__ explicit Turns(int warpgroup) : own(warpgroup) {
+    if (TAKEN && own == WARPGROUPS - 1) end();
+  }
+  __device__ void begin() const {
+    if (TAKEN) asm volatile("bar.sync %0, 256;" ::"r"(FIRST + own) : "memory");
+  }
+  __device__ void end() const {
+    if (TAKEN) asm volatile("bar.arrive %0, 256;" ::"r"(FIRST + (own + 1) % WARPGROUPS) : "memory");
+  }
+};
+
+// By a warpgroup: 64 rows of each tile. Its warps have 16 each; a lane has rows lane / 4 and 8 more, and of each 8 columns
+// two. Scores are in units of the exponential with base 2.
+struct Multiplier {
+  float score[SCORES], sum[SUMS], top[2], total[2];
+  unsigned weight[KEYS / 4];
+  Sizes size;
+  float factor;
+  Ring ring;
+  Turns turns;
+  int warp, lane;
+  unsigned parity;
+
+  __device__ void run(Tiles tiles, ELEMENT *out, float *lse) {
+    for (; tiles.exists(); ++tiles.turn) {
+      if (!tiles.is_mine()) continue;
+      const Tile tile = tiles.tile(size);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) top[half] = -CUDART_INF_F, total[half] = 0;
+      if (tile.begin < tile.end)
+        pass(tile);
+      else
+        clear();
+      store(tile, out, lse);
+    }
+  }
+  __device__ void clear() {
+#pragma unroll
+    for (int k = 0; k < SUMS; ++k) sum[k] = 0;
+  }
+
+  __device__ void pass(const Tile &tile) {
+    await(ring.queries_full(), parity);
+    parity ^= 1;
+    int block = tile.end - 1;
+    begin(tile, block);
+    bool more = false;
+#pragma unroll 1
+    for (--block; block >= max(tile.whole_end, tile.begin); --block) more = step<true>(tile, block, more);
+#pragma unroll 1
+    for (; block >= max(tile.whole_begin, tile.begin); --block) more = step<false>(tile, block, more);
+    if (WINDOW >= 0)
+#pragma unroll 1
+      for (; block >= tile.begin; --block) more = step<true>(tile, block, more);
+    release(ring.queries_empty());
+    begin_products();
+    values(more);
+    close_products();
+    await_products<0>();
+    settle(sum);
+    settle(weight);
+    release(ring.empty(ring.stage));
+    ring.advance();
+  }
+  __device__ void begin(const Tile &tile, int block) {
+    await(ring.full(), ring.parity);
+    turns.begin();
+    begin_products();
+    products();
+    close_products();
+    turns.end();
+    await_products<0>();
+    settle(score);
+    release(ring.empty(ring.stage));
+    ring.advance();
+    float kept[2];
+    weigh<true>(tile, block, kept);
+    round();
+    await(ring.full(), ring.parity);
+  }
+  // The products of a block of keys, which are there, and meanwhile the values of the block before, each weighted.
+  template <bool MASKED> __device__ bool step(const Tile &tile, int block, bool more) {
+    turns.begin();
+    begin_products();
+    products();
+    close_products();
+    const int of_keys = ring.stage;
+    ring.advance();
+    await(ring.full(), ring.parity);
+    values(more);
+    close_products();
+    turns.end();
+    const int of_values = ring.stage;
+    ring.advance();
+    await_products<1>();
+    settle(score);
+    release(ring.empty(of_keys));
+    float kept[2];
+    weigh<MASKED>(tile, block, kept);
+    settle(score);
+    // the next tile is waited for here: ptxas would put the exponentials behind the products that they are to overlap
+    await(ring.full(), ring.parity);
+    await_products<0>();
+    settle(sum);
+    settle(weight);
+    release(ring.empty(of_values));
+#pragma unroll
+    for (int k = 0; k < SUMS; ++k) sum[k] *= kept[k / 2 % 2];
+    round();
+    return true;
+  }
+
+  // By each warp: it reads the tile no more.
+  __device__ void release(unsigned barrier) const {
+    __syncwarp();
+    if (lane == 0) arrive(barrier);
+  }
+  __device__ void products() {
+    const unsigned rows = ring.queries() + warp / WARPS * 64 * WIDTH;
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      const unsigned long long a = swizzled_operand(rows + part * ROWS * WIDTH);
+      const unsigned long long b = swizzled_operand(ring.tile() + part * KEYS * WIDTH);
+#pragma unroll
+      for (int quarter = 0; quarter < 4; ++quarter) multiply_keys(score, a + quarter * 2, b + quarter * 2, part + quarter > 0);
+    }
+  }
+  __device__ void values(bool more) {
+    const unsigned long long b = operand_of_rows(ring.tile(), KEYS * WIDTH);
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; ++k) {
+      const unsigned(&a)[4] = reinterpret_cast<const unsigned(&)[4]>(weight[k * 4]);
+      multiply_values(sum, a, b + k * (16 * WIDTH >> 4), more || k > 0);
+    }
+  }
+
+  // Scores become weights; `kept`: by what the sums so far are multiplied.
+  template <bool MASKED> __device__ void weigh(const Tile &tile, int block, float (&kept)[2]) {
+    if (MASKED) hide(tile, block);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float most = score[half * 2];
+#pragma unroll
+      for (int k = 0; k < SCORES; k += 4) most = fmaxf(most, fmaxf(score[k + half * 2], score[k + half * 2 + 1]));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      const float found = fmaxf(top[half], most * factor);
+      // a row that has seen no key yet does not compute inf - inf
+      const float base = found == -CUDART_INF_F ? 0.0f : found;
+      kept[half] = exp2_of(top[half] - base);
+      float part = 0;
+#pragma unroll
+      for (int k = 0; k < SCORES; k += 4)
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+          float &each = score[k + half * 2 + pair];
+          each = exp2_of(fmaf(each, factor, -base));
+          part += each;
+        }
+      total[half] = fmaf(total[half], kept[half], part);
+      top[half] = found;
+    }
+  }
+  __device__ void hide(const Tile &tile, int block) {
+    const int column = block * KEYS + lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int own = tile.row + warp * 16 + lane / 4 + half * 8 + size.shift();
+      const int over = min(Tile::over(own, size), size.kv_len) - column, under = own - WINDOW - column;
+#pragma unroll
+      for (int k = 0; k < SCORES; k += 4)
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+          const int place = k * 2 + pair;
+          const bool seen = place < over && (WINDOW < 0 || place >= under);
+          float &each = score[k + half * 2 + pair];
+          each = seen ? each : -CUDART_INF_F;
+        }
+    }
+  }
+  // In the order in which a product reads its left operand.
+  __device__ void round() {
+#pragma unroll
+    for (int k = 0; k < KEYS / 4; ++k) weight[k] = rounded(score[k * 2], score[k * 2 + 1], ELEMENT());
+  }
+
+  __device__ void store(const Tile &tile, ELEMENT *out, float *lse) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      total[half] += __shfl_xor_sync(~0u, total[half], 1);
+      total[half] += __shfl_xor_sync(~0u, total[half], 2);
+      const int row = tile.row + warp * 16 + lane / 4 + half * 8;
+      const bool inside = row < size.q_len;
+      const float inverse = total[half] == 0 ? 1.0f : 1.0f / total[half];
+      ELEMENT *to = out + (((long long)tile.batch * size.q_len + row) * HEADS + tile.head) * DIM;
+#pragma unroll
+      for (int group = 0; group < SPAN / 32; ++group) {
+        Words words;
+#pragma unroll
+        for (int eight = 0; eight < 4; ++eight) {
+          const float *own = &sum[(group * 4 + eight) * 4 + half * 2];
+          words.word[eight] = rounded(own[0] * inverse, own[1] * inverse, ELEMENT());
+        }
+        transpose(words);
+        const int column = (group * 4 + lane % 4) * 8;
+        if (inside && column < DIM) *reinterpret_cast<Words *>(to + column) = words;
+      }
+      const float found = total[half] == 0 ? -CUDART_INF_F : top[half] * LN2 + logf(total[half]);
+      if (inside && lane % 4 == 0) lse[((long long)tile.batch * HEADS + tile.head) * size.q_len + row] = found;
+    }
+  }
+  // Of four lanes each has a pair of four eights of columns: afterwards lane k has the whole eight number k.
+  __device__ void transpose(Words &words) const {
+#pragma unroll
+    for (int apart = 1; apart < 4; apart *= 2) {
+      const bool upper = lane & apart;
+#pragma unroll
+      for (int place = 0; place < 4; ++place) {
+        if (place & apart) continue;
+        unsigned &low = words.word[place], &high = words.word[place + apart];
+        const unsigned got = __shfl_xor_sync(~0u, upper ? low : high, apart);
+        low = upper ? got : low;
+        high = upper ? high : got;
+      }
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    attention_forward(TENSOR_MAP(q), TENSOR_MAP(k), TENSOR_MAP(v), ELEMENT *out, float *lse, const float scale,
+                      const long long q_len, const long long kv_len, const long long heads, const long long together,
+                      const long long blocks) {
+  const Ring ring((shared_address(dynamic_shared()) + PATTERN - 1) / PATTERN * PATTERN);
+  const Map maps[3] = {(Map)&q, (Map)&k, (Map)&v};
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < STAGES; ++stage) {
+      init_barrier(ring.base + 8 * stage, 1);
+      init_barrier(ring.empty(stage), WARPGROUPS * WARPS);
+    }
+    init_barrier(ring.queries_full(), 1);
+    init_barrier(ring.queries_empty(), WARPGROUPS * WARPS);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    for (int map = 0; map < 3; ++map) prefetch_map(maps[map]);
+  }
+  __syncthreads();
+  const Sizes size{(int)q_len, (int)kv_len};
+  const Tiles tiles{(int)heads, (int)together, (int)blocks};
+  if (threadIdx.x >= MULTIPLIERS) {
+    if constexpr (WARPGROUPS == 2) give_registers<24>();
+    if constexpr (WARPGROUPS == 3) give_registers<32>();
+    if (threadIdx.x == MULTIPLIERS) Fetcher{maps[0], maps[1], maps[2], size, ring}.run(tiles);
+  } else {
+    if constexpr (WARPGROUPS == 2) take_registers<240>();
+    if constexpr (WARPGROUPS == 3) take_registers<160>();
+    // equal in all lanes, and known to be so
+    const int warp = __shfl_sync(~0u, (int)threadIdx.x / LANES, 0), lane = threadIdx.x % LANES;
+    Multiplier own{{}, {}, {}, {}, {}, size, scale * LOG2E, ring, Turns(warp / WARPS), warp, lane, 0};
+    own.run(tiles, out, lse);
+  }
+}
