@@ -27,6 +27,7 @@ class Tiles(Protocol):
     tile     elements of a tile along each dimension, 128 bytes along the innermost
     """
 
+    def __hash__(self) -> int: ...
     @property
     def dtype(self) -> str: ...
     @property

@@ -22,11 +22,20 @@ from registry.problem import Value
 from registry.testing import check_implementation
 from registry_torch.attention.masked_cudnn import bias_of_mask
 
+from ..tiers import spread
 from .replaying import replayed
 
 FUSED = ("torch.sdpa_flash", "torch.sdpa_cudnn", "torch.sdpa_efficient", "triton.flash")
 MASKED = "torch.sdpa_cudnn_masked"
+WGMMA = "cuda.wgmma"
 OPS = ("attention", "attention_backward")
+ON_HOPPER = pytest.param(
+    "attention",
+    WGMMA,
+    marks=pytest.mark.skipif(torch.cuda.get_device_capability()[0] != 9, reason="needs compute capability 9.0"),
+)
+EACH = [*((op, name) for op in OPS for name in (*FUSED, MASKED)), ON_HOPPER]
+UNMASKED = [*((op, name) for op in OPS for name in FUSED), ON_HOPPER]
 PLAIN: Mapping[str, Value] = {
     "batch": 2, "heads": 8, "kv_heads": 2, "q_len": 333, "kv_len": 333, "head_dim": 128, "causal": True,
     "mask": "none", "softcap": False, "span": False, "dtype": "bfloat16",
@@ -55,6 +64,19 @@ TAKEN: Mapping[str, Sequence[str]] = {
     "torch.sdpa_cudnn": ("causal", "whole", "as many heads"),
     "torch.sdpa_efficient": ("as many heads", "window, as many heads", "mask", "float32"),
     "triton.flash": tuple(FORMS),
+    WGMMA: (
+        "causal",
+        "whole",
+        "as many heads",
+        "one head of keys",
+        "behind other keys",
+        "more queries than keys",
+        "window",
+        "window, as many heads",
+        "window of both sides",
+        "one query",
+        "odd heads",
+    ),
     MASKED: ("mask", "bias", "causal bias", "causal mask of grouped heads"),
 }
 """Forms that an implementation must take, by its name."""
@@ -63,8 +85,7 @@ IMPRECISE = ("attention_backward", "torch.sdpa_efficient", "as many heads", "out
 
 
 @pytest.mark.parametrize("form", list(FORMS))
-@pytest.mark.parametrize("name", [*FUSED, MASKED])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "name"), EACH)
 def test_every_form_is_right(catalog: Catalog, op: str, name: str, form: str) -> None:
     contract, implementation, device = catalog.op(op), catalog.implementation(op, name), Device.of("cuda")
     problem = contract.problem_of({**PLAIN, **FORMS[form]})
@@ -81,8 +102,7 @@ def test_every_form_is_right(catalog: Catalog, op: str, name: str, form: str) ->
         assert verdict.ok, f"{kind}: {verdict.message}"
 
 
-@pytest.mark.parametrize("name", [*FUSED, MASKED])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "name"), EACH)
 def test_layouts_and_other_sizes_are_right(catalog: Catalog, op: str, name: str) -> None:
     problems = [{**PLAIN, "q_len": 65, "kv_len": 65, "kv_heads": 8}]
     if name == MASKED:
@@ -146,8 +166,7 @@ def gradients_of_torch(values: Mapping[str, Any], problem: Any) -> tuple[torch.T
     return tuple([each.transpose(1, 2).contiguous() for each in found])
 
 
-@pytest.mark.parametrize("name", ["torch.native", *FUSED])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "name"), [*((op, "torch.native") for op in OPS), *UNMASKED])
 def test_a_long_prompt_is_right(catalog: Catalog, op: str, name: str) -> None:
     contract, implementation, device = catalog.op(op), catalog.implementation(op, name), Device.of("cuda")
     problem = contract.problem_of({**PLAIN, "batch": 1, "kv_heads": 8, "q_len": 4096, "kv_len": 4096})
@@ -157,6 +176,28 @@ def test_a_long_prompt_is_right(catalog: Catalog, op: str, name: str) -> None:
     plan = build(contract, candidate, problem, contract.arguments(values), device)
     verdict = judged(contract, problem, plan(*values), values)
     assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("op", "name"), [ON_HOPPER])
+def test_warps_that_copy_and_warps_that_multiply_end_and_are_right(
+    catalog: Catalog, op: str, name: str, head_dim: int
+) -> None:
+    """More tiles than blocks of threads, the last of them missing; tiles of which a part is there, or of no keys.
+
+    A copy that is read before it is complete, or written while it is read, makes two runs differ.
+    """
+    contract, implementation, device = catalog.op(op), catalog.implementation(op, name), Device.of("cuda")
+    for more in ({}, {"causal": False, "batch": 7}, {"kv_len": 400}, {"span": 300}, {"q_len": 5, "kv_len": 7}):
+        problem = contract.problem_of({**PLAIN, "q_len": 1700, "kv_len": 1700, "head_dim": head_dim, **more})
+        values = contract.draw(problem, "normal", torch.Generator("cuda").manual_seed(0))
+        for config in spread(implementation.space(problem, device).configs, 9):
+            plan = build(contract, Candidate(implementation, config), problem, contract.arguments(values), device)
+            found = plan(*values)
+            verdict = judged(contract, problem, found, values)
+            assert verdict.ok, f"{more} {config}: {verdict.message}"
+            for again in [plan(*values) for _ in range(10)]:
+                assert all(map(torch.equal, found, again)), f"{more} {config}"
 
 
 def torchs(*heads: torch.Tensor) -> torch.Tensor:
@@ -172,21 +213,20 @@ def projection(tokens: int, batch: int = 2, heads: int = 8, kv_heads: int = 8) -
     return [part.unflatten(-1, (-1, 64)) for part in whole.split(sizes, -1)]
 
 
-@pytest.mark.parametrize("name", FUSED)
-def test_parts_of_a_projection_and_heads_before_rows_are_read_without_a_copy(name: str) -> None:
+@pytest.mark.parametrize(("op", "name"), [*(("attention", name) for name in FUSED), ON_HOPPER])
+def test_parts_of_a_projection_and_heads_before_rows_are_read_without_a_copy(op: str, name: str) -> None:
     q, k, v = projection(200)
     right = torchs(q, k, v)
     before = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     for given in ((q, k, v), before):
-        with registry.using(attention=name):
-            assert registry.explain("attention", *given, causal=True).implementation == name
-            out, lse = registry.call("attention", *given, causal=True)
+        with registry.using(**{op: name}):
+            assert registry.explain(op, *given, causal=True).implementation == name
+            out, lse = registry.call(op, *given, causal=True)
         torch.testing.assert_close(out, right, rtol=2e-2, atol=2e-2)
         assert (out.is_contiguous(), lse.is_contiguous(), lse.shape) == (True, True, (2, 8, 200))
 
 
-@pytest.mark.parametrize("name", FUSED)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "name"), UNMASKED)
 def test_a_captured_call_reads_what_its_inputs_hold_at_the_replay(catalog: Catalog, op: str, name: str) -> None:
     contract, implementation = catalog.op(op), catalog.implementation(op, name)
     problem = contract.problem_of({**PLAIN, "kv_heads": 8})

@@ -55,7 +55,8 @@ def head_tiles(problem: Problem, name: str, height: int) -> HeadTiles | None:
     strides = outer_strides(problem, name, (length, heads, problem.head_dim))
     if strides is None:
         return None
-    return HeadTiles(problem.dtype, problem.batch, length, heads, problem.head_dim, *strides, height)
+    of_batch, of_token, of_head = strides
+    return HeadTiles(problem.dtype, problem.batch, length, heads, problem.head_dim, of_batch, of_token, of_head, height)
 
 
 def tile_reasons(problem: Problem, *names: str) -> Iterator[str]:
