@@ -22,6 +22,7 @@ from .forwards.linears import AnyLinear, DenseMember, LinearForward, LinearGroup
 from .forwards.norms import LayerNormForward, replace_norm
 from .forwards.residual_sums import replace_residual_sums
 from .forwards.rotary import replace_rotary, restore_rotary
+from .inner_models import pretrained
 from .loss_proofs import between_output_and_loss, output_layer
 from .losses import causal_lm_loss
 from .proofs import SPREAD, is_spread
@@ -98,14 +99,21 @@ def _replace_parts(model: torch.nn.Module, report: ApplyReport, *, fused_loss: b
     for name in other_experts(model, experts):
         report.leave("experts: they compute something else than sums of down(act(gate(x)) * up(x))", name)
     _replace_rotary(model, report)
-    _replace_attention(model, report)
+    models = pretrained(model)
+    if not models:
+        report.leave("attention: no transformers model with attention", "")
+    for name, each in models.items():
+        _replace_attention(each, name, report)
     replace_residual_sums(model, report)
     _leave_layer_norms(model, report)
-    # by apply or, when the model was loaded, by its user
-    if getattr(getattr(model, "config", None), "_attn_implementation", None) == NAME:
-        replace_latents(model, NAME, report)
-        replace_appends(model, NAME, report)
-    _replace_loss(model, report, fused=fused_loss)
+    for name, each in models.items():
+        part = ApplyReport()
+        # by apply or, when the model was loaded, by its user
+        if getattr(each.config, "_attn_implementation", None) == NAME:
+            replace_latents(each, NAME, part)
+            replace_appends(each, NAME, part)
+        report.include(part, name)
+        _replace_loss(each, name, report, fused=fused_loss)
 
 
 def restore(model: torch.nn.Module) -> None:
@@ -232,59 +240,61 @@ def _join(layers: list[AnyLinear], names: list[str], report: ApplyReport) -> Non
         report.add("linear layers of one input as one product", names[place])
 
 
-def _replace_attention(model: Any, report: ApplyReport) -> None:
-    config = getattr(model, "config", None)
-    now = getattr(config, "_attn_implementation", None)
-    if now is None or not hasattr(model, "set_attn_implementation"):
-        report.leave("attention: no transformers model with attention", "")
+def _replace_attention(model: Any, name: str, report: ApplyReport) -> None:
+    """Replace the attention function of a model of transformers, which has this name in what ``apply`` was given."""
+    now = getattr(model.config, "_attn_implementation", None)
+    if now is None:
+        report.leave("attention: no transformers model with attention", name)
         return
     if now == NAME:
         return
     if not getattr(model, "_supports_attention_backend", False):
-        report.leave("attention: the model has no door for other attention functions", "")
+        report.leave("attention: the model has no door for other attention functions", name)
         return
     try:
         model.set_attn_implementation(NAME)
     except Exception as fault:  # a model refuses in its own way
-        report.leave(f"attention: {type(fault).__name__}: {fault}", "")
+        report.leave(f"attention: {type(fault).__name__}: {fault}", name)
         return
     reader, why = needing_masks(model)
     if reader:
         model.set_attn_implementation(now)
-        report.leave(f"attention: {why}", reader)
+        report.leave(f"attention: {why}", f"{name}.{reader}".lstrip("."))
         return
     setattr(model, _ATTENTION, now)
-    report.add(f"attention ({now} before)", type(model).__name__)
+    report.add(f"attention ({now} before)", name or type(model).__name__)
 
 
-def _replace_loss(model: Any, report: ApplyReport, *, fused: bool) -> None:
+def _replace_loss(model: Any, name: str, report: ApplyReport, *, fused: bool) -> None:
     """Replace the loss of a causal language model, by transformers' property for it; fuse it with the output layer."""
-    if "loss_function" not in dir(type(model)) or "_loss_function" in model.__dict__:
+    if "_loss_function" in model.__dict__:
         return
+    told = name or type(model).__name__
     own = model.loss_function
     if getattr(own, "__name__", "") != "ForCausalLMLoss":
-        report.leave(f"loss: {getattr(own, '__name__', own)}", type(model).__name__)
+        report.leave(f"loss: {getattr(own, '__name__', own)}", told)
         return
     if fused:
-        _fuse_loss(model, report)
+        _fuse_loss(model, name, report)
     model.loss_function = causal_lm_loss
     setattr(model, _LOSS, True)
-    report.add("loss", type(model).__name__)
+    report.add("loss", told)
 
 
-def _fuse_loss(model: Any, report: ApplyReport) -> None:
+def _fuse_loss(model: Any, name: str, report: ApplyReport) -> None:
     output = output_layer(model)
     layer = getattr(model, output) if output else None
+    path = f"{name}.{output}".strip(".")
     if type(layer) is torch.nn.Linear and is_spread(layer.weight):
-        report.leave(f"loss without logits in training: {SPREAD}", output)
+        report.leave(f"loss without logits in training: {SPREAD}", path)
         return
     # between_output_and_loss tells of another program's forward
     if not isinstance(layer, LinearForward) and not (type(layer) is torch.nn.Linear and other_forward(layer)):
-        report.leave("loss without logits in training: the model has no dense output layer of its own", output)
+        report.leave("loss without logits in training: the model has no dense output layer of its own", path)
         return
     told = between_output_and_loss(model, output)
     if told:
-        report.leave(f"loss without logits in training: {told}", output)
+        report.leave(f"loss without logits in training: {told}", path)
         return
     fuse_loss(model, output)
-    report.add("loss without logits in training", output)
+    report.add("loss without logits in training", path)

@@ -106,6 +106,37 @@ def test_what_is_replaced_is_told_and_a_second_time_nothing_is() -> None:
     assert str(apply(model)) == "nothing to replace"
 
 
+def test_models_within_another_module_have_attention_and_loss_replaced_and_restored() -> None:
+    class Pair(torch.nn.Module):
+        """Two models, as in distillation."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = tiny("llama"), tiny("deepseek_v3")
+
+    pair = Pair()
+    before = logits(pair.one, prompt()), logits(pair.other, prompt())
+    report = apply(pair)
+    assert report.replaced["loss"] == ["one", "other"]
+    assert report.replaced["loss without logits in training"] == ["one.lm_head", "other.lm_head"]
+    assert report.replaced["attention (eager before)"] == ["one", "other"]
+    appends = report.replaced["rotary positions with the append to a static cache"]
+    assert appends == ["one.model.layers.1.self_attn", "one.model.layers.0.self_attn"]
+    (latents,) = (names for part, names in report.replaced.items() if "cached latents" in part)
+    assert latents == ["other.model.layers.0.self_attn", "other.model.layers.1.self_attn"]
+    assert pair.one.train()(prompt(), labels=prompt(), use_cache=False).logits is None
+    pair.eval()
+    restore(pair)
+    assert torch.equal(logits(pair.one, prompt()), before[0])
+    assert torch.equal(logits(pair.other, prompt()), before[1])
+    assert pair.one.config._attn_implementation == pair.other.config._attn_implementation == "eager"
+
+
+def test_a_module_without_a_model_of_transformers_is_named_in_the_report() -> None:
+    report = apply(torch.nn.Sequential(torch.nn.Linear(8, 8)))
+    assert "left     the model itself: attention: no transformers model with attention" in str(report)
+
+
 def test_a_new_model_of_an_applied_models_class_is_a_plain_one(tmp_path: Path) -> None:
     model = tiny("llama")
     own, expected = type(model), logits(model, prompt())
