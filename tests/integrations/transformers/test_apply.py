@@ -13,6 +13,7 @@ import torch
 import registry
 from registry.api import dispatcher
 from registry.dispatch.recording.misses import Misses
+from registry.dispatch.torch_side.profiles import parsed_name
 from registry.errors import InvalidArgumentError, UnknownNameError
 from registry.tuner.shapes.shapes import read_shapes
 
@@ -74,13 +75,14 @@ def test_a_static_cache_longer_than_the_text_gives_the_same_tokens(family: str) 
 
 
 def test_proofs_are_no_calls_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ``apply`` calls itself is neither recorded nor counted as missed."""
+    """What ``apply`` calls itself is neither recorded nor counted as missed, and has no names in a profile."""
     recorder, recording = dispatcher.recorder, tmp_path / "recording.yaml"
     monkeypatch.setattr(recorder, "misses", Misses({"KERNEL_REGISTRY_MISSES": str(tmp_path / "misses.yaml")}))
     dispatcher.forget()  # plans of earlier tests have been noted already
     model, tokens = tiny("llama"), prompt()
     with registry.record(tmp_path / "all.yaml"):
-        apply(model)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as proofs:
+            apply(model)
         with registry.record(recording):
             for _ in range(2):
                 logits(model, tokens)
@@ -89,6 +91,7 @@ def test_proofs_are_no_calls_of_the_program(tmp_path: Path, monkeypatch: pytest.
     assert called
     assert recorded(tmp_path / "all.yaml") == called
     assert recorded(tmp_path / "misses.yaml") == called
+    assert not [one.key for one in proofs.key_averages() if parsed_name(one.key)]
 
 
 def recorded(path: Path) -> dict[str, int]:
