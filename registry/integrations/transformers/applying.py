@@ -35,6 +35,7 @@ WeightFormat = Literal["int8", "int4", "int2", "int1", "nf4", "fp8", "w8a8", "w4
 
 _ATTENTION = "_registry_attention"
 _LOSS = "_registry_loss"
+_FLATTENS = "FullyShardedDataParallel"
 _TOGETHER = (("q_proj", "k_proj", "v_proj"),)
 """Linear layers of one input in attention modules."""
 
@@ -65,9 +66,10 @@ def apply(
     before may be quantised later, but not in two formats.
 
     Raises InvalidArgumentError, before anything is replaced, for what is no module, an unknown ``quantize``, settings
-    that it has no use for, and weights that are not loaded; and for a model to quantise without layers that can be
-    packed, or with weights that are packed otherwise already, spread over devices by no tensor-parallel plan, or not
-    finite. All ranks of such a plan call this, and a fault of one is told in all.
+    that it has no use for, and weights that are not loaded or that FullyShardedDataParallel has taken; and for a model
+    to quantise without layers that can be packed, or with weights that are packed otherwise already, spread over
+    devices by no tensor-parallel plan, or not finite. All ranks of such a plan call this, and a fault of one is told in
+    all.
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(f"apply: got a {type(model).__name__}, expected a model (torch.nn.Module)")
@@ -76,6 +78,7 @@ def apply(
     if config is None:
         refuse_without_format(group_size, symmetric, lm_head)
     _check_loaded(model)
+    _check_unflattened(model)
     report = ApplyReport()
     if config is not None and (packing := packing_of(model, config, lm_head=lm_head, report=report)):
         # parts that were replaced before hold on to the dense layers
@@ -163,6 +166,15 @@ def _check_loaded(model: torch.nn.Module) -> None:
             raise InvalidArgumentError(
                 f"apply: {f'{name}.{empty[0]}'.lstrip('.')} is not loaded", hint="load the model's weights first"
             )
+
+
+def _check_unflattened(model: torch.nn.Module) -> None:
+    """Raise InvalidArgumentError for a model in FSDP's first version, whose layers' weights are parts of flat ones."""
+    if any(type(one).__name__ == _FLATTENS for one in model.modules()):
+        raise InvalidArgumentError(
+            f"apply: the model is in a {_FLATTENS}, which has taken its layers' weights",
+            hint=f"apply first: apply(model), then {_FLATTENS}(model)",
+        )
 
 
 def _separate(module: torch.nn.Module) -> None:
