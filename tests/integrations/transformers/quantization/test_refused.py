@@ -160,6 +160,22 @@ def test_what_is_not_quantised_is_no_checkpoint_for_load(tmp_path: Path) -> None
         load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/absent/model", "load: /absent/model: no such folder"),
+        ("./absent", r"load: \./absent: no such folder"),
+        (Path("absent"), "load: absent: no such folder"),
+        ("a/b/c", "load: a/b/c: no such folder"),
+        (None, r"load: got a NoneType\n  expected a folder, or a name"),
+    ],
+    ids=str,
+)
+def test_a_path_of_nothing_is_told_before_the_hub_is_asked(path: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        load(path)
+
+
 def test_disks_are_refused_at_once(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
     with pytest.raises(InvalidArgumentError, match="device_map places layers on disk"):
