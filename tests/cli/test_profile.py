@@ -86,6 +86,7 @@ def test_without_a_gpu_torchs_profiler_tells_nothing_between_the_programs_lines(
         (["--shapes", "a.yaml", "--", "true"], "both --shapes and a command"),
         (["--ncu", "--", "true"], "--ncu is for --shapes"),
         (["--op", "sqare", "--", "true"], "unknown op 'sqare'\n  did you mean square?"),
+        (["--op", "its::own", "--", "true"], "no trace was written; the program's exit code is 0"),
         (["--trace", "absent/trace.json", "--", "false"], "--trace absent/trace.json: no such folder"),
         (["--trace", ".", "--", "false"], "--trace .: a folder"),
         (["--tensorboard", "/dev/null", "--", "false"], "--tensorboard /dev/null: File exists"),
