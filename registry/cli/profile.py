@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import RegistryError
+from ..errors import RegistryError, UnknownNameError
+from ..paths import resolved
 from . import app as application
 from .display import text
 from .options import SEVERAL, Database, DeviceName, Json, Plugins, catalog_with, device_of, split, whole_number
@@ -31,7 +32,7 @@ ProgramWords = Annotated[
     ),
 ]
 ProfiledOps = Annotated[
-    list[str] | None, typer.Option("--op", metavar="OP", help=f"Only this op. {SEVERAL} Default: all in the file.")
+    list[str] | None, typer.Option("--op", metavar="OP", help=f"Only this op. {SEVERAL} Default: all.")
 ]
 Problems = Annotated[
     Path | None,
@@ -73,12 +74,15 @@ def profile(  # noqa: PLR0913, PLR0917  (an option each)
     which implementation ran, its calls, their time, its share of the program's, and the share of the floor that it
     reaches: of a copy of the bytes that the problem must move, timed here, or of its FLOP at the GPU's peak.
     """
-    given = list(command or ())
-    _check_source(given, shapes, of_shapes=bool(op or ncu))
+    given, ops = list(command or ()), split("--op", op)
+    _check_source(given, shapes, ncu=ncu)
     if calls < 1:
         raise typer.BadParameter(f"--calls {calls}: expected at least 1")
+    _check_places(trace, tensorboard)
     catalog, there = catalog_with(plugin), device_of(device)
-    problems = () if shapes is None else _problems(shapes, catalog, split("--op", op))
+    if given:
+        _check_ops(ops, catalog)
+    problems = () if shapes is None else _problems(shapes, catalog, ops)
     if ncu:
         _show_ncu(problems, there, db, plugin or (), json=json)
         return
@@ -97,19 +101,44 @@ def profile(  # noqa: PLR0913, PLR0917  (an option each)
             )
         whole = _read(files) if given else _read(files).of_calls_alone
         _keep(files, trace, tensorboard)
-    _show(whole, catalog, there, json=json)
+    _show(whole.only(ops) if ops else whole, catalog, there, json=json)
     raise typer.Exit(application.ToldCode(code))
 
 
-def _check_source(command: Sequence[str], shapes: Path | None, *, of_shapes: bool) -> None:
-    """Raise RegistryError unless there is either a command or a file; ``of_shapes``: an option of a file was given."""
+def _check_source(command: Sequence[str], shapes: Path | None, *, ncu: bool) -> None:
+    """Raise RegistryError unless there is either a command or a file, and for ``ncu`` a file."""
     if bool(command) == (shapes is not None):
         raise RegistryError(
             "both --shapes and a command were given" if command else "nothing to profile",
             hint="expected --shapes FILE, or a command: registry profile -- python script.py",
         )
-    if command and of_shapes:
-        raise RegistryError("--op and --ncu are for --shapes", hint="leave them out, or name problems with --shapes")
+    if command and ncu:
+        raise RegistryError(
+            "--ncu is for --shapes", hint="leave it out, or name problems with --shapes, e.g. a recording's"
+        )
+
+
+def _check_places(trace: Path | None, tensorboard: Path | None) -> None:
+    """Raise RegistryError for places where no trace can be put, before a program has run for it."""
+    if trace is not None and trace.is_dir():
+        raise RegistryError(f"--trace {trace}: a folder", hint=f"name the file, e.g. {trace / 'trace.json'}")
+    if trace is not None and not resolved(trace).parent.is_dir():
+        raise RegistryError(f"--trace {trace}: no such folder", hint=f"make {trace.parent} first")
+    if tensorboard is not None:
+        try:
+            tensorboard.mkdir(parents=True, exist_ok=True)
+        except OSError as fault:
+            raise RegistryError(
+                f"--tensorboard {tensorboard}: {fault.strerror}", hint="expected a folder that can be written to"
+            ) from None
+
+
+def _check_ops(ops: Sequence[str], catalog: Catalog) -> None:
+    """Raise UnknownNameError for an op that nobody defines; one of a name like acme::op may be the program's own."""
+    known = catalog.ops()
+    for op in ops:
+        if op not in known and "::" not in op:
+            raise UnknownNameError("op", op, known)
 
 
 def _run(command: Sequence[str], folder: Path) -> int:
@@ -148,7 +177,6 @@ def _keep(files: Sequence[Path], trace: Path | None, tensorboard: Path | None) -
     """Copy the traces to where they were asked for: of several processes the largest has the name that was given."""
     try:
         if tensorboard is not None:
-            tensorboard.mkdir(parents=True, exist_ok=True)
             for path in files:
                 # the name by which TensorBoard's plugin finds a trace and its worker
                 worker = f"{socket.gethostname()}_{path.stem}.{time.time_ns() // 1_000_000}"

@@ -15,6 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 from ..dispatch.torch_side.profiles import PROFILE_VARIABLE
 
 _TUNER = "registry.tuner."
+_KINETO_LEVEL, _NOTHING = "KINETO_LOG_LEVEL", "99"
+"""The variable by which kineto, torch's profiler, is told what to write to stderr, and a level above all of its own."""
 
 
 def new_profiler() -> profile:
@@ -22,6 +24,9 @@ def new_profiler() -> profile:
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
+    else:
+        # without a GPU kineto writes lines about that to stderr, between the program's
+        os.environ.setdefault(_KINETO_LEVEL, _NOTHING)
     # else torch warns, when it is asked for the events
     return profile(activities=activities, experimental_config=_all_threads(), acc_events=True)
 

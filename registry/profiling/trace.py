@@ -49,6 +49,11 @@ class Trace:
         host, device = (sum(getattr(call, name) for call in self.calls) for name in ("host_us", "device_us"))
         return Trace(self.calls, host, device)
 
+    def only(self, ops: Iterable[str]) -> Trace:
+        """The calls of these ops, in the time of the whole program."""
+        wanted = frozenset(ops)
+        return Trace(tuple(call for call in self.calls if call.op in wanted), self.host_us, self.device_us)
+
     def __add__(self, other: Trace) -> Trace:
         return Trace(self.calls + other.calls, self.host_us + other.host_us, self.device_us + other.device_us)
 

@@ -59,6 +59,24 @@ def test_a_program_is_profiled_to_its_end_and_its_exit_code_passed_on(command: C
     assert told.code == 3
     (row,) = json.loads(told.out)
     assert (row["op"], row["dims"], row["calls"]) == ("square", "n=64 dtype=float32", 6)
+    ran = command("registry", "profile", "--op", "rms_norm,square", "--", script)
+    assert (ran.code, ran.err) == (3, "")
+    assert "square n=64" in ran.out
+    assert ran.out.splitlines()[-1].startswith("6 calls of ops")
+    assert command("registry", "profile", "--op", "rms_norm", "--json", "--", script).out == "[]\n"
+
+
+@pytest.mark.thorough
+def test_without_a_gpu_torchs_profiler_tells_nothing_between_the_programs_lines(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("for a machine without a GPU")
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    done = fresh.run(script, env={**os.environ, "KERNEL_REGISTRY_PROFILE": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (3, "")
+    assert len(list(tmp_path.glob("*.json"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -66,7 +84,12 @@ def test_a_program_is_profiled_to_its_end_and_its_exit_code_passed_on(command: C
     [
         ([], "nothing to profile"),
         (["--shapes", "a.yaml", "--", "true"], "both --shapes and a command"),
-        (["--ncu", "--", "true"], "--op and --ncu are for --shapes"),
+        (["--ncu", "--", "true"], "--ncu is for --shapes"),
+        (["--op", "sqare", "--", "true"], "unknown op 'sqare'\n  did you mean square?"),
+        (["--op", "its::own", "--", "true"], "no trace was written; the program's exit code is 0"),
+        (["--trace", "absent/trace.json", "--", "false"], "--trace absent/trace.json: no such folder"),
+        (["--trace", ".", "--", "false"], "--trace .: a folder"),
+        (["--tensorboard", "/dev/null", "--", "false"], "--tensorboard /dev/null: File exists"),
         (["--shapes", "a.yaml", "--calls", "0"], "--calls 0"),
         (["--shapes", "absent.yaml"], "no such file"),
         (["--", "no-such-program"], "no-such-program: No such file"),

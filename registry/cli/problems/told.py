@@ -59,7 +59,8 @@ def _missed(catalog: Catalog, ops: Sequence[str], device: Device) -> tuple[Shape
     path = misses_file()
     if not path.exists():
         raise RegistryError(
-            f"{path}: no missed calls were counted", hint=f"run a program with {MISSES_VARIABLE}=1, or a path, first"
+            f"{path}: no missed calls were counted",
+            hint=f"run a program with {MISSES_VARIABLE}=1 first; with a path in it, give this command the same",
         )
     found = read_shapes(path, catalog, ops)
     shares = weigh_roughly(found.counts, catalog.op, device)

@@ -28,6 +28,13 @@ _recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 _watched: set[str] = set()
 """Paths of the environment variable for which the end of this process warns if nothing was recorded."""
 
+_here = threading.local()
+
+
+def is_paused() -> bool:
+    """Whether this thread is in a context of ``Recorder.paused``, whose calls are none of the program's."""
+    return bool(getattr(_here, "paused", False))
+
 
 class _Recording:
     """The counts of this process for one file."""
@@ -80,7 +87,6 @@ class Recorder:
         self.misses = Misses(environ)
         self._whole: _Recording | None = None
         self._refused = False
-        self._here = threading.local()
         self.active = 1 if self._wanted else 0
         if self._wanted and self._wanted not in _watched:
             _watched.add(self._wanted)
@@ -117,21 +123,17 @@ class Recorder:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """A context whose calls are no calls of the program: this thread's are not recorded, and no misses counted."""
-        before = self._is_paused
-        self._here.paused = True
+        before = is_paused()
+        _here.paused = True
         try:
             with self.misses.paused():
                 yield
         finally:
-            self._here.paused = before
-
-    @property
-    def _is_paused(self) -> bool:
-        return bool(getattr(self._here, "paused", False))
+            _here.paused = before
 
     def seen(self, problem: Problem) -> None:
         """Count one call of a problem. The first call raises RegistryError if the variable's path cannot be written."""
-        if self._is_paused:
+        if is_paused():
             return
         # a problem's own key is JSON, which takes ten times as long
         key = (problem.op, *problem.dims.items())

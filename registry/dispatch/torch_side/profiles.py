@@ -14,6 +14,7 @@ from torch.autograd.profiler import record_function
 
 from ...contract import Op
 from ...problem import Value
+from ..recording.recorder import is_paused
 from .nvtx import NVTX, nvtx_range
 from .torch_private import dispatch_mode_stack, profiler
 
@@ -87,8 +88,11 @@ class Profiles:
         self._name = qualified_name
 
     def around(self, resolved: Any) -> AbstractContextManager[Any]:
-        """A context for a run of a resolved call that records it; it does nothing without a profiler."""
-        if not profiler._is_profiler_enabled:
+        """A context for a run of a resolved call that records it.
+
+        It does nothing without a profiler, and for calls that are none of the program's, such as a model's proofs.
+        """
+        if not profiler._is_profiler_enabled or is_paused():
             return _NOTHING
         name = self._shown(resolved)
         return _nested(name) if NVTX else record_function(name)

@@ -22,6 +22,7 @@ from .forwards.linears import AnyLinear, DenseMember, LinearForward, LinearGroup
 from .forwards.norms import LayerNormForward, replace_norm
 from .forwards.residual_sums import replace_residual_sums
 from .forwards.rotary import replace_rotary, restore_rotary
+from .inner_models import pretrained
 from .loss_proofs import between_output_and_loss, output_layer
 from .losses import causal_lm_loss
 from .proofs import SPREAD, is_spread
@@ -34,6 +35,7 @@ WeightFormat = Literal["int8", "int4", "int2", "int1", "nf4", "fp8", "w8a8", "w4
 
 _ATTENTION = "_registry_attention"
 _LOSS = "_registry_loss"
+_FLATTENS = "FullyShardedDataParallel"
 _TOGETHER = (("q_proj", "k_proj", "v_proj"),)
 """Linear layers of one input in attention modules."""
 
@@ -64,9 +66,10 @@ def apply(
     before may be quantised later, but not in two formats.
 
     Raises InvalidArgumentError, before anything is replaced, for what is no module, an unknown ``quantize``, settings
-    that it has no use for, and weights that are not loaded; and for a model to quantise without layers that can be
-    packed, or with weights that are packed otherwise already, spread over devices by no tensor-parallel plan, or not
-    finite. All ranks of such a plan call this, and a fault of one is told in all.
+    that it has no use for, and weights that are not loaded or that FullyShardedDataParallel has taken; and for a model
+    to quantise without layers that can be packed, or with weights that are packed otherwise already, spread over
+    devices by no tensor-parallel plan, or not finite. All ranks of such a plan call this, and a fault of one is told in
+    all.
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(f"apply: got a {type(model).__name__}, expected a model (torch.nn.Module)")
@@ -75,6 +78,7 @@ def apply(
     if config is None:
         refuse_without_format(group_size, symmetric, lm_head)
     _check_loaded(model)
+    _check_unflattened(model)
     report = ApplyReport()
     if config is not None and (packing := packing_of(model, config, lm_head=lm_head, report=report)):
         # parts that were replaced before hold on to the dense layers
@@ -98,14 +102,21 @@ def _replace_parts(model: torch.nn.Module, report: ApplyReport, *, fused_loss: b
     for name in other_experts(model, experts):
         report.leave("experts: they compute something else than sums of down(act(gate(x)) * up(x))", name)
     _replace_rotary(model, report)
-    _replace_attention(model, report)
+    models = pretrained(model)
+    if not models:
+        report.leave("attention: no transformers model with attention", "")
+    for name, each in models.items():
+        _replace_attention(each, name, report)
     replace_residual_sums(model, report)
     _leave_layer_norms(model, report)
-    # by apply or, when the model was loaded, by its user
-    if getattr(getattr(model, "config", None), "_attn_implementation", None) == NAME:
-        replace_latents(model, NAME, report)
-        replace_appends(model, NAME, report)
-    _replace_loss(model, report, fused=fused_loss)
+    for name, each in models.items():
+        part = ApplyReport()
+        # by apply or, when the model was loaded, by its user
+        if getattr(each.config, "_attn_implementation", None) == NAME:
+            replace_latents(each, NAME, part)
+            replace_appends(each, NAME, part)
+        report.include(part, name)
+        _replace_loss(each, name, report, fused=fused_loss)
 
 
 def restore(model: torch.nn.Module) -> None:
@@ -155,6 +166,15 @@ def _check_loaded(model: torch.nn.Module) -> None:
             raise InvalidArgumentError(
                 f"apply: {f'{name}.{empty[0]}'.lstrip('.')} is not loaded", hint="load the model's weights first"
             )
+
+
+def _check_unflattened(model: torch.nn.Module) -> None:
+    """Raise InvalidArgumentError for a model in FSDP's first version, whose layers' weights are parts of flat ones."""
+    if any(type(one).__name__ == _FLATTENS for one in model.modules()):
+        raise InvalidArgumentError(
+            f"apply: the model is in a {_FLATTENS}, which has taken its layers' weights",
+            hint=f"apply first: apply(model), then {_FLATTENS}(model)",
+        )
 
 
 def _separate(module: torch.nn.Module) -> None:
@@ -232,59 +252,61 @@ def _join(layers: list[AnyLinear], names: list[str], report: ApplyReport) -> Non
         report.add("linear layers of one input as one product", names[place])
 
 
-def _replace_attention(model: Any, report: ApplyReport) -> None:
-    config = getattr(model, "config", None)
-    now = getattr(config, "_attn_implementation", None)
-    if now is None or not hasattr(model, "set_attn_implementation"):
-        report.leave("attention: no transformers model with attention", "")
+def _replace_attention(model: Any, name: str, report: ApplyReport) -> None:
+    """Replace the attention function of a model of transformers, which has this name in what ``apply`` was given."""
+    now = getattr(model.config, "_attn_implementation", None)
+    if now is None:
+        report.leave("attention: no transformers model with attention", name)
         return
     if now == NAME:
         return
     if not getattr(model, "_supports_attention_backend", False):
-        report.leave("attention: the model has no door for other attention functions", "")
+        report.leave("attention: the model has no door for other attention functions", name)
         return
     try:
         model.set_attn_implementation(NAME)
     except Exception as fault:  # a model refuses in its own way
-        report.leave(f"attention: {type(fault).__name__}: {fault}", "")
+        report.leave(f"attention: {type(fault).__name__}: {fault}", name)
         return
     reader, why = needing_masks(model)
     if reader:
         model.set_attn_implementation(now)
-        report.leave(f"attention: {why}", reader)
+        report.leave(f"attention: {why}", f"{name}.{reader}".lstrip("."))
         return
     setattr(model, _ATTENTION, now)
-    report.add(f"attention ({now} before)", type(model).__name__)
+    report.add(f"attention ({now} before)", name or type(model).__name__)
 
 
-def _replace_loss(model: Any, report: ApplyReport, *, fused: bool) -> None:
+def _replace_loss(model: Any, name: str, report: ApplyReport, *, fused: bool) -> None:
     """Replace the loss of a causal language model, by transformers' property for it; fuse it with the output layer."""
-    if "loss_function" not in dir(type(model)) or "_loss_function" in model.__dict__:
+    if "_loss_function" in model.__dict__:
         return
+    told = name or type(model).__name__
     own = model.loss_function
     if getattr(own, "__name__", "") != "ForCausalLMLoss":
-        report.leave(f"loss: {getattr(own, '__name__', own)}", type(model).__name__)
+        report.leave(f"loss: {getattr(own, '__name__', own)}", told)
         return
     if fused:
-        _fuse_loss(model, report)
+        _fuse_loss(model, name, report)
     model.loss_function = causal_lm_loss
     setattr(model, _LOSS, True)
-    report.add("loss", type(model).__name__)
+    report.add("loss", told)
 
 
-def _fuse_loss(model: Any, report: ApplyReport) -> None:
+def _fuse_loss(model: Any, name: str, report: ApplyReport) -> None:
     output = output_layer(model)
     layer = getattr(model, output) if output else None
+    path = f"{name}.{output}".strip(".")
     if type(layer) is torch.nn.Linear and is_spread(layer.weight):
-        report.leave(f"loss without logits in training: {SPREAD}", output)
+        report.leave(f"loss without logits in training: {SPREAD}", path)
         return
     # between_output_and_loss tells of another program's forward
     if not isinstance(layer, LinearForward) and not (type(layer) is torch.nn.Linear and other_forward(layer)):
-        report.leave("loss without logits in training: the model has no dense output layer of its own", output)
+        report.leave("loss without logits in training: the model has no dense output layer of its own", path)
         return
     told = between_output_and_loss(model, output)
     if told:
-        report.leave(f"loss without logits in training: {told}", output)
+        report.leave(f"loss without logits in training: {told}", path)
         return
     fuse_loss(model, output)
-    report.add("loss without logits in training", output)
+    report.add("loss without logits in training", path)

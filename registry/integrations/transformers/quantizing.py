@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from ...errors import InvalidArgumentError, RegistryError, UnknownNameError
 from ...nn import ActOrderLinear, PackedA8Linear, ScaledLinear
 from ...nn.scaled_experts import ExpertWeights
 from ...problem import dtype_name
 from .adapters import lora_layers
+from .inner_models import pretrained
 from .packable import packable
 from .parallel.agreeing import mesh_of, raise_together
 from .quantization import RegistryConfig, RegistryQuantizer
@@ -123,7 +123,7 @@ def put(model: torch.nn.Module, packing: Packing, report: ApplyReport) -> None:
         report.add(f"experts packed in {packing.config.bits} bits", name)
     for layer in lora_layers(model):
         _refuse_merging(layer)
-    for each in _pretrained(model):
+    for each in pretrained(model).values():
         if not (any(packed_layers(each)) or any(packed_experts(each))):
             continue
         quantizer = RegistryQuantizer(copy.deepcopy(packing.config), pre_quantized=False)
@@ -150,7 +150,7 @@ def _refuse_other_forms(model: torch.nn.Module, config: RegistryConfig) -> None:
 
 def _refuse_other_libraries(model: torch.nn.Module) -> None:
     """Raise InvalidArgumentError for a model that another library has quantised, and would save in its own way."""
-    for each in _pretrained(model):
+    for each in pretrained(model).values():
         quantizer = getattr(each, "hf_quantizer", None)
         if quantizer is not None and not isinstance(quantizer, RegistryQuantizer):
             raise InvalidArgumentError(
@@ -205,10 +205,3 @@ def _refuse_merging(layer: Any) -> None:
 
     if isinstance(layer.get_base_layer(), PackedLayer) and not isinstance(layer, PackedLoraLinear):
         layer.__class__ = PackedLoraLinear
-
-
-def _pretrained(model: torch.nn.Module) -> list[PreTrainedModel]:
-    """The models of transformers in a model that are part of no other one."""
-    found = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    inner = {id(part) for module in found for part in module.modules() if part is not module}
-    return [module for module in found if id(module) not in inner]

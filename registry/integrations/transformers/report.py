@@ -21,6 +21,12 @@ class ApplyReport:
         """Note a module that stays as it is."""
         self.left.setdefault(reason, []).append(name)
 
+    def include(self, part: ApplyReport, name: str) -> None:
+        """Note what was replaced and left in the module of this name; ``part`` names modules from there on."""
+        for mine, its in ((self.replaced, part.replaced), (self.left, part.left)):
+            for what, names in its.items():
+                mine.setdefault(what, []).extend(f"{name}.{one}".lstrip(".") for one in names)
+
     def __str__(self) -> str:
         lines = [*_lines("replaced", self.replaced), *_lines("left", self.left)]
         return "\n".join(lines) or "nothing to replace"
@@ -31,4 +37,5 @@ def _lines(title: str, groups: Mapping[str, list[str]]) -> list[str]:
 
 
 def _shown(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{len(names)} modules, e.g. {names[0]}"
+    shown = names[0] or "the model itself"
+    return shown if len(names) == 1 else f"{len(names)} modules, e.g. {shown}"

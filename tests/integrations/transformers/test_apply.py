@@ -13,6 +13,7 @@ import torch
 import registry
 from registry.api import dispatcher
 from registry.dispatch.recording.misses import Misses
+from registry.dispatch.torch_side.profiles import parsed_name
 from registry.errors import InvalidArgumentError, UnknownNameError
 from registry.tuner.shapes.shapes import read_shapes
 
@@ -74,13 +75,14 @@ def test_a_static_cache_longer_than_the_text_gives_the_same_tokens(family: str) 
 
 
 def test_proofs_are_no_calls_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ``apply`` calls itself is neither recorded nor counted as missed."""
+    """What ``apply`` calls itself is neither recorded nor counted as missed, and has no names in a profile."""
     recorder, recording = dispatcher.recorder, tmp_path / "recording.yaml"
     monkeypatch.setattr(recorder, "misses", Misses({"KERNEL_REGISTRY_MISSES": str(tmp_path / "misses.yaml")}))
     dispatcher.forget()  # plans of earlier tests have been noted already
     model, tokens = tiny("llama"), prompt()
     with registry.record(tmp_path / "all.yaml"):
-        apply(model)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as proofs:
+            apply(model)
         with registry.record(recording):
             for _ in range(2):
                 logits(model, tokens)
@@ -89,6 +91,7 @@ def test_proofs_are_no_calls_of_the_program(tmp_path: Path, monkeypatch: pytest.
     assert called
     assert recorded(tmp_path / "all.yaml") == called
     assert recorded(tmp_path / "misses.yaml") == called
+    assert not [one.key for one in proofs.key_averages() if parsed_name(one.key)]
 
 
 def recorded(path: Path) -> dict[str, int]:
@@ -104,6 +107,37 @@ def test_what_is_replaced_is_told_and_a_second_time_nothing_is() -> None:
     assert len(report.replaced["linear layers of one input as one product"]) == 6
     assert "norm" in str(report)
     assert str(apply(model)) == "nothing to replace"
+
+
+def test_models_within_another_module_have_attention_and_loss_replaced_and_restored() -> None:
+    class Pair(torch.nn.Module):
+        """Two models, as in distillation."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = tiny("llama"), tiny("deepseek_v3")
+
+    pair = Pair()
+    before = logits(pair.one, prompt()), logits(pair.other, prompt())
+    report = apply(pair)
+    assert report.replaced["loss"] == ["one", "other"]
+    assert report.replaced["loss without logits in training"] == ["one.lm_head", "other.lm_head"]
+    assert report.replaced["attention (eager before)"] == ["one", "other"]
+    appends = report.replaced["rotary positions with the append to a static cache"]
+    assert appends == ["one.model.layers.1.self_attn", "one.model.layers.0.self_attn"]
+    (latents,) = (names for part, names in report.replaced.items() if "cached latents" in part)
+    assert latents == ["other.model.layers.0.self_attn", "other.model.layers.1.self_attn"]
+    assert pair.one.train()(prompt(), labels=prompt(), use_cache=False).logits is None
+    pair.eval()
+    restore(pair)
+    assert torch.equal(logits(pair.one, prompt()), before[0])
+    assert torch.equal(logits(pair.other, prompt()), before[1])
+    assert pair.one.config._attn_implementation == pair.other.config._attn_implementation == "eager"
+
+
+def test_a_module_without_a_model_of_transformers_is_named_in_the_report() -> None:
+    report = apply(torch.nn.Sequential(torch.nn.Linear(8, 8)))
+    assert "left     the model itself: attention: no transformers model with attention" in str(report)
 
 
 def test_a_new_model_of_an_applied_models_class_is_a_plain_one(tmp_path: Path) -> None:

@@ -294,13 +294,17 @@ def test_threads_train_and_predict_with_one_model_at_once() -> None:
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize("target", ["q_proj", "lm_head"])
-def test_adapters_with_and_without_one_of_the_output_layer(target: str) -> None:
+@pytest.mark.parametrize("applied_first", [True, False])
+def test_adapters_with_and_without_one_of_the_output_layer(target: str, applied_first: bool) -> None:
     import peft
 
     found = []
-    for model in (training(), applied()):
+    for plain in (True, False):
+        model = applied() if applied_first and not plain else training()
         torch.manual_seed(3)
         adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=[target], init_lora_weights=False))
+        if not plain and not applied_first:
+            apply(adapted)
         found.append(step(adapted.train()))
     (loss, gradients, _), (its_loss, its, outputs) = found
     assert its_loss == pytest.approx(loss, abs=2e-6)

@@ -120,11 +120,11 @@ def one_rank() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def spread_model() -> Any:
+def spread_model(family: str = "llama") -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    return fully_shard(tiny("llama"), mesh=init_device_mesh("cpu", (1,)))
+    return fully_shard(tiny(family), mesh=init_device_mesh("cpu", (1,)))
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -152,6 +152,31 @@ def test_a_model_in_ddp_is_not_packed() -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
+def test_a_model_in_ddp_is_applied_and_learns_as_one_without() -> None:
+    from registry.integrations.transformers import apply
+
+    alone = tiny("llama")
+    model = torch.nn.parallel.DistributedDataParallel(tiny("llama"))
+    report = apply(model)
+    assert report.replaced["loss"] == report.replaced["attention (eager before)"] == ["module"]
+    assert losses(model) == pytest.approx(losses(alone), abs=1e-5)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.filterwarnings("ignore")  # torch's: it is an old way, and one process shards nothing
+def test_a_model_whose_weights_fsdp_has_taken_is_told_to_be_applied_first() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from registry.integrations.transformers import apply
+    from registry.integrations.transformers.swapping import swapped
+
+    model = FullyShardedDataParallel(tiny("llama"), device_id=torch.device("cpu"))
+    with pytest.raises(InvalidArgumentError, match=r"FullyShardedDataParallel.*\n.*apply first: apply\(model\)"):
+        apply(model)
+    assert not list(swapped(model))
+
+
+@pytest.mark.usefixtures("one_rank")
 def test_what_fsdp_has_spread_is_left_with_a_reason_that_can_be_read() -> None:
     from registry.integrations.transformers import apply
 
@@ -162,3 +187,6 @@ def test_what_fsdp_has_spread_is_left_with_a_reason_that_can_be_read() -> None:
     assert {f"{part}: {told}" for part in (*parts, appends)} == report.left.keys()
     assert not [reason for reason in report.left if "aten" in reason]
     assert "rotary positions" in report.replaced
+    latent = apply(spread_model("deepseek_v3"))
+    assert latent.left[f"attention: {told}"] == ["model.layers.0.self_attn"]
+    assert not [reason for reason in latent.left if "aten" in reason]

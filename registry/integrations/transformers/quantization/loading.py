@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -22,8 +23,10 @@ def load(path: str | os.PathLike[str], model_class: Any = AutoModelForCausalLM, 
     model_class  a class with ``from_pretrained``, such as AutoModelForCausalLM
     kwargs       passed on to ``from_pretrained``: dtype, device_map, attn_implementation ... Scales are converted to
                  the model's dtype; ``dtype="auto"`` is the checkpoint's own
-    Raises InvalidArgumentError for a checkpoint that is not quantised, or in a way that cannot be loaded.
+    Raises InvalidArgumentError for a folder that is not there, and for a checkpoint that is not quantised, or in a way
+    that cannot be loaded.
     """
+    _check_path(path)
     kept = {name: kwargs.pop(name) for name in (*_OF_THE_HUB, *_OF_THE_MODEL) if name in kwargs}
     config = kwargs.pop("config", None)
     if config is None:
@@ -44,3 +47,13 @@ def load(path: str | os.PathLike[str], model_class: Any = AutoModelForCausalLM, 
     if method in FOREIGN:
         config.quantization_config = RegistryConfig.of_checkpoint(settings).to_dict()
     return model_class.from_pretrained(path, config=config, **kwargs, **kept)
+
+
+def _check_path(path: Any) -> None:
+    """Raise InvalidArgumentError for what is no path or text, and a path where no folder is; names are the Hub's."""
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidArgumentError(f"load: got a {type(path).__name__}", hint="expected a folder, or a name on the Hub")
+    text = os.fspath(path)
+    is_path = isinstance(path, os.PathLike) or text.startswith((os.sep, ".", "~")) or text.count("/") > 1
+    if is_path and not Path(text).is_dir():
+        raise InvalidArgumentError(f"load: {text}: no such folder", hint="expected a folder, or a name on the Hub")

@@ -176,14 +176,13 @@ class RegistryQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
         config.experts = {name: form_of_experts(each) for name, each in experts.items()}
         plain = {name: layer for name, layer in layers.items() if isinstance(layer, PackedLinear)}
         forms = {name: form_of(layer) for name, layer in plain.items()}
-        config.symmetric = all(layer.zeros is None for layer in plain.values())
         # the dtypes of ScaledLinear and of experts alike
         scaled = [dtype_name(layer.levels.dtype) for layer in layers.values() if isinstance(layer, ScaledLinear)]
         scaled += [each.down.dtype for each in experts.values() if isinstance(each, ScaledExpertsMlp)]
         bits = 8 if scaled else EXPERT_BITS
         most = PackedForm.most_common(forms.values() or [PackedForm(bits, config.group_size)])
         config.bits, config.group_size, config.codebook = most.bits, most.group_size, most.codebook
-        config.activations = most.activations
+        config.activations, config.symmetric = most.activations, most.symmetric is not False
         if not plain and scaled:
             config.activations = scaled[0]
         config.modules = {name: form.settings() for name, form in forms.items() if form != most}

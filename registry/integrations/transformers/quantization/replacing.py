@@ -32,7 +32,7 @@ def form_of(layer: PackedLinear) -> PackedForm:
     size = layer.shard_plan.group_size if isinstance(layer, ShardedLayer) else layer.group_size
     size = size if size in GROUP_SIZES else -1
     activations = layer.activations if isinstance(layer, PackedA8Linear) else None
-    return PackedForm(layer.bits, size, layer.codebook, activations)
+    return PackedForm(layer.bits, size, layer.codebook, activations, layer.zeros is None)
 
 
 def put_packed(model: torch.nn.Module, name: str, packed: PackedLayer) -> None:

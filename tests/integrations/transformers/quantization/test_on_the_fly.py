@@ -95,6 +95,23 @@ def test_a_model_is_packed_as_by_quantize_and_comes_back_bit_by_bit(
     assert set(load_file(tmp_path / "model.safetensors")) == set(state)
 
 
+@pytest.mark.parametrize("mostly", [False, True])
+def test_layers_with_and_without_zero_points_come_back_and_the_config_tells_which(
+    plain: Path, tmp_path: Path, mostly: bool
+) -> None:
+    model, up = packed(plain, group_size=32, symmetric=mostly), "model.layers.0.mlp.up_proj"
+    other = PackedLinear.from_linear(llama().get_submodule(up), bits=4, group_size=32, symmetric=not mostly)
+    model.model.layers[0].mlp.up_proj = other
+    model.hf_quantizer.postprocess_model(model)
+    model.save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert said["symmetric"] is mostly
+    assert {name: form["symmetric"] for name, form in said["modules"].items()} == {up: not mostly}
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(IDS).logits, model(IDS).logits)
+
+
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", pytest.param("int8", marks=pytest.mark.thorough)])
 @pytest.mark.thorough
 def test_weights_and_activations_of_8_bits(plain: Path, tmp_path: Path, dtype: str) -> None:

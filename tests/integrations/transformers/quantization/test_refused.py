@@ -132,15 +132,17 @@ def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_a_saved_model_without_a_tensor_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["scales", "zeros"])
+def test_a_saved_model_without_a_tensor_is_refused(tmp_path: Path, part: str) -> None:
     llama().save_pretrained(tmp_path / "plain")
     config = RegistryConfig(group_size=32)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=config)
     model.save_pretrained(tmp_path / "packed")
     file = tmp_path / "packed" / "model.safetensors"
     state = load_file(file)
-    save_file({name: part for name, part in state.items() if name != f"{UP}.scales"}, file, {"format": "pt"})
-    with pytest.raises(InvalidArgumentError, match=rf"registry: {UP}\.scales is not in the checkpoint"):
+    state.pop(f"{UP}.{part}")
+    save_file(state, file, {"format": "pt"})
+    with pytest.raises(InvalidArgumentError, match=rf"{UP}\.{part} is not in the checkpoint"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "packed")
 
 
@@ -156,6 +158,22 @@ def test_what_is_not_quantised_is_no_checkpoint_for_load(tmp_path: Path) -> None
     llama().save_pretrained(tmp_path)
     with pytest.raises(InvalidArgumentError, match=r"is not quantised\n.*quantization_config=RegistryConfig"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/absent/model", "load: /absent/model: no such folder"),
+        ("./absent", r"load: \./absent: no such folder"),
+        (Path("absent"), "load: absent: no such folder"),
+        ("a/b/c", "load: a/b/c: no such folder"),
+        (None, r"load: got a NoneType\n  expected a folder, or a name"),
+    ],
+    ids=str,
+)
+def test_a_path_of_nothing_is_told_before_the_hub_is_asked(path: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        load(path)
 
 
 def test_disks_are_refused_at_once(tmp_path: Path) -> None:

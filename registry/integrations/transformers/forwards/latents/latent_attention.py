@@ -12,7 +12,7 @@ from .....contracts.checks import WIDE
 from .....dispatch.torch_side.states import differentiating_otherwise
 from .....tracing import constants_of
 from ...layer_proofs import shell_of
-from ...proofs import disagreement
+from ...proofs import SPREAD, disagreement, is_spread
 from ...report import ApplyReport
 from ...swapping import Swapped, other_forward, own_class, swap
 from ..rotary import RotaryForward
@@ -107,6 +107,8 @@ def needing_masks(model: torch.nn.Module) -> tuple[str, str]:
         some = None if own is None else torch.ones(1, 1, _TOKENS, _TOKENS, dtype=torch.bool, device=own.device)
         _, fault = _run(module, sizes, rotaries, {"attention_mask": None})
         if fault:
+            if any(is_spread(one) for one in module.parameters()):
+                return str(name), SPREAD
             _, other = _run(module, sizes, rotaries, {"attention_mask": some})
             return str(name), f"its own forward, without a mask: {fault}" if other else _READS
     return "", ""

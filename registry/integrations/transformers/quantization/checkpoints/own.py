@@ -16,12 +16,17 @@ from .layer_format import LayerFormat, names_list, setting
 
 @dataclass(frozen=True)
 class PackedForm:
-    """What the tensors of a packed layer do not tell; the rest follows from their shapes and dtypes."""
+    """What the tensors of a packed layer do not tell; the rest follows from their shapes and dtypes.
+
+    symmetric  whether it has no zero points, so that a layer without them is not taken for one that lost them; None if
+               the checkpoint does not tell
+    """
 
     bits: int
     group_size: int
     codebook: str | None = None
     activations: str | None = None
+    symmetric: bool | None = None
 
     @staticmethod
     def most_common(forms: Iterable[PackedForm]) -> PackedForm:
@@ -30,7 +35,7 @@ class PackedForm:
 
     def settings(self) -> dict[str, Any]:
         """The form as JSON holds it."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("activations", None)}
+        return {name: value for name, value in asdict(self).items() if value is not None or name == "codebook"}
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,11 @@ class OwnFormat(LayerFormat):
         if "qweight" not in tensors:
             raise InvalidArgumentError(f"{layer}.qweight is not in the checkpoint", hint=f"it has {', '.join(tensors)}")
         form = self.forms.get(layer, self.form)
+        if form.symmetric is False and form.codebook is None and "zeros" not in tensors:
+            raise InvalidArgumentError(
+                f"{layer}.zeros is not in the checkpoint, whose config.json says that the layer has zero points",
+                hint="is a file missing? A layer without them has symmetric: true among modules in quantization_config",
+            )
         size = shape[1] if form.group_size == -1 else form.group_size
         return PackedWeight(
             tensors["qweight"],
@@ -103,4 +113,4 @@ class OwnFormat(LayerFormat):
 
 def _form(settings: Mapping[str, Any]) -> PackedForm:
     bits, size = (setting("registry", settings, int, name) for name in ("bits", "group_size"))
-    return PackedForm(bits, size, settings.get("codebook"), settings.get("activations"))
+    return PackedForm(bits, size, *(settings.get(name) for name in ("codebook", "activations", "symmetric")))
