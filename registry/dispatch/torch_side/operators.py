@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from ...arguments.schema import tensors_in
 from ...contract import Op
 from ...errors import InvalidDefinitionError, RegistryError, UnknownNameError
 from ...forking import renewed_in_child
+from ...problem import TensorSpec
 from .conforming import conforming_reference
 from .gradients import Bound
 from .profiles import count_flops, count_gradient_flops
@@ -225,14 +226,31 @@ def _in_plain_torch(run: Callable[..., Any], op: Op, args: tuple[Any, ...], attr
 
 
 def _refusal(op: Op, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> RegistryError | None:
-    """The error by which the op refuses the arguments of a call; None if it accepts them, or cannot tell."""
+    """The error by which the op refuses the arguments of a call; None if it accepts them, or cannot tell.
+
+    Sizes that torch.compile has made symbols are those of the call that it traces: an op's checks take integers.
+    """
     try:
-        op.pose(op.arguments(op.parsed.coerced(op.parsed.bind(args, attributes))))
+        values = tuple([_hinted(value) for value in op.parsed.bind(args, attributes)])
+        op.pose(op.arguments(op.parsed.coerced(values)).mapped(_with_known_sizes))
     except RegistryError as refusal:
         return refusal
     except Exception:  # a size or number that only the compiled program knows: the caller's own error is told
         return None
     return None
+
+
+def _with_known_sizes(spec: TensorSpec) -> TensorSpec:
+    """The spec in integers, for a tensor some of whose sizes are symbols."""
+    return replace(spec, shape=_hinted(spec.shape), strides=_hinted(spec.strides))
+
+
+def _hinted(value: Any) -> Any:
+    """The number that a symbol has in the call that is traced; other values, and symbols without one, are unchanged."""
+    if isinstance(value, list | tuple):
+        return tuple([_hinted(one) for one in value])
+    hint = value.node.hint if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else None
+    return value if hint is None else hint
 
 
 def called(overload: OpOverload[..., Any], op: Op, values: tuple[Any, ...]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import pickle
@@ -14,9 +15,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from registry import Problem, RegistryError, UnknownNameError, UnsupportedError, quantize
+from registry import PackedExperts, Problem, RegistryError, UnknownNameError, UnsupportedError, quantize
 from registry.contracts import BOX, SQUARE
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
@@ -215,6 +217,31 @@ def test_every_operator_of_the_box_passes_opcheck(dispatcher: Dispatcher, name: 
             if isinstance(value, torch.Tensor) and value.is_floating_point() and each not in frozen:
                 value.requires_grad_()
         torch.library.opcheck(overload, values, test_utils=checks_of(values))
+
+
+@pytest.mark.parametrize("name", one_of_each([op.name for op in BOX], form_of))
+@pytest.mark.few(2)
+def test_a_tensor_of_another_rank_is_refused_where_sizes_are_symbols(dispatcher: Dispatcher, name: str) -> None:
+    op = dispatcher.catalog.op(name)
+    values = op.draw(op.problem_of(op.examples[0]), op.kinds[0], torch.Generator().manual_seed(0))
+    overload = torch_ops.define(op)
+    for place, value in enumerate(values):
+        if not isinstance(value, torch.Tensor):
+            continue
+        for other in (value.new_zeros(()), value[None]):
+            with FakeTensorMode(shape_env=ShapeEnv()) as mode, contextlib.suppress(RegistryError):
+                given = [*values[:place], other, *values[place + 1 :]]
+                fakes = [mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for one in given]
+                torch_ops.called(overload, op, tuple(fakes))
+
+
+def test_an_error_of_a_traced_call_tells_the_sizes_that_it_has(dispatcher: Dispatcher) -> None:
+    weights = PackedExperts.stack([quantize(torch.randn(32, 64), bits=4, group_size=32) for _ in range(2)])
+    compiled = torch.compile(
+        lambda x: dispatcher.call("grouped_gemm_int4", x, weights, torch.tensor([0, 2, 4])), dynamic=True
+    )
+    with pytest.raises(Exception, match="grouped_gemm_int4: x has shape scalar but weights have K=64"):
+        compiled(torch.tensor(1.0))
 
 
 def test_without_a_backward_a_gradient_is_an_error_and_no_grad_the_way_out(dispatcher: Dispatcher) -> None:
