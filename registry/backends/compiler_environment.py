@@ -34,6 +34,9 @@ _TRITON_DEBUGGING = frozenset({"TRITON_DISABLE_LINE_INFO", "TRITON_ENABLE_LLVM_D
 _INDUCTOR = "TORCHINDUCTOR_"
 _INDUCTOR_ELSEWHERE = re.compile("CACHE|COMPILE_THREADS|WORKER|PROFIL|LOG|TIMEOUT|VEC_ISA_OK|DEBUG|METRIC")
 """Inductor's variables for caching, parallel compilation and printing, which do not change compiled code."""
+_ADDRESSED = re.compile(
+    rf"(?:{'|'.join((*_HOST, *_NVCC, 'CC', 'CXX'))})\Z|AMDGCN_|LLVM_|MLIR_|PTXAS_|TRITON_|{_INDUCTOR}"
+).match
 
 
 def host_compiler() -> Mapping[str, str]:
@@ -87,6 +90,20 @@ def inductor() -> Mapping[str, str]:
     """Variables that Inductor and the compilers it calls obey."""
     own = [name for name in os.environ if name.startswith(_INDUCTOR) and not _INDUCTOR_ELSEWHERE.search(name)]
     return {**host_compiler(), **triton(), **_set(own)}
+
+
+def told_to_compilers() -> Mapping[str, str]:
+    """Variables by which a process tells any compiler something, found by their names alone, without torch's own.
+
+    These are more than an identity holds, since nobody asks Triton which of them it obeys. Those that name caches, or
+    that print, are not among them.
+    """
+    found = {
+        name: value for name, value in os.environ.items() if _ADDRESSED(name) and not _INDUCTOR_ELSEWHERE.search(name)
+    }
+    if _is_torchs(found.get(_ASSEMBLER, "")):
+        del found[_ASSEMBLER]
+    return found
 
 
 def _is_torchs(assembler: str) -> bool:

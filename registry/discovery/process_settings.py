@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import locale
 import operator
+import os
 import signal
 import sys
 import threading
@@ -16,16 +17,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..backends.compiler_environment import told_to_compilers
+from .random_states import random_states_kept
+
 
 class Setting(NamedTuple):
     """Functions that read and restore a setting; ``restore`` is None for one that cannot be put back.
 
-    ``differs(was, now)``: whether a change is one that others suffer from.
+    ``differs(was, now)``: whether a change is one that others suffer from. ``shown(was, now)``: what is told of both,
+    the values themselves by default.
     """
 
     read: Callable[[], Any]
     restore: Callable[[Any], Any] | None = None
     differs: Callable[[Any, Any], bool] = operator.ne
+    shown: Callable[[Any, Any], tuple[object, object]] = lambda was, now: (was, now)
 
 
 def _default_device() -> torch.device | None:
@@ -117,6 +123,33 @@ def _set_ends(value: tuple[Any, ...]) -> None:
             signal.signal(number, handler)
 
 
+_OBEYED = frozenset({"CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE"})
+"""Environment variables that CUDA obeys: those of all programs, whichever library they use."""
+_OURS = "KERNEL_REGISTRY_"
+
+
+def _environment() -> dict[str, str]:
+    """The environment variables that decide what is compiled, where it runs, and which database answers.
+
+    Others are a library's own affair, which may set them for itself when it is imported.
+    """
+    own = {name: value for name, value in os.environ.items() if name in _OBEYED or name.startswith(_OURS)}
+    return {**own, **told_to_compilers()}
+
+
+def _set_environment(value: Mapping[str, str]) -> None:
+    for name in _environment().keys() - value.keys():
+        del os.environ[name]
+    os.environ.update(value)
+
+
+def _changed(was: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, str]:
+    """The names of variables in ``was`` and ``now`` that differ, without their values, which may hold passwords."""
+    names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
+    before = ", ".join(name if name in was else f"no {name}" for name in names)
+    return before, ", ".join(f"another {name}" if name in now else f"no {name}" for name in names)
+
+
 PROCESS_SETTINGS: Mapping[str, Setting] = {
     "torch's default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype),
     "torch's default device": Setting(_default_device, torch.set_default_device),
@@ -136,6 +169,7 @@ PROCESS_SETTINGS: Mapping[str, Setting] = {
     "NumPy's errors": Setting(np.geterr, lambda value: np.seterr(**value)),
     "warnings that are errors": Setting(_errors_among_warnings, _warn_again),
     "handlers of Ctrl-C and SIGTERM": Setting(_ends, _set_ends),
+    "environment variables": Setting(_environment, _set_environment, shown=_changed),
     "locale": Setting(lambda: locale.setlocale(locale.LC_ALL), lambda value: locale.setlocale(locale.LC_ALL, value)),
 }
 """The settings by name, in the order in which they are put back; all can be."""
@@ -150,7 +184,8 @@ def other_threads() -> int:
 def settings_kept(tell: Callable[[str], None]) -> Iterator[None]:
     """Context after which the settings are as before it; ``tell`` gets a line for each that was changed in it.
 
-    Nothing is put back where the process has other threads before: what one of them sets meanwhile is the program's.
+    Generators of random numbers go on as before it, which nobody is told: to draw from them is no fault. Nothing is put
+    back where the process has other threads before: what one of them sets meanwhile is the program's.
     """
     if other_threads():
         yield
@@ -158,7 +193,8 @@ def settings_kept(tell: Callable[[str], None]) -> Iterator[None]:
     before = {name: setting.read() for name, setting in PROCESS_SETTINGS.items()}
     told = []
     try:
-        yield
+        with random_states_kept():
+            yield
     finally:
         told = [_put_back(name, was) for name, was in before.items()]
     for text in filter(None, told):
@@ -173,5 +209,6 @@ def _put_back(name: str, was: Any) -> str:
         return ""
     setting.restore(was)
     again = setting.read()
-    ends = "it is again as it was" if again == was else f"it is {again} now"
-    return f"it sets {name} to {now} for the whole process when it is loaded; it was {was}, and {ends}"
+    ends = "it is again as it was" if again == was else f"it is {setting.shown(was, again)[1]} now"
+    before, after = setting.shown(was, now)
+    return f"it sets {name} to {after} for the whole process when it is loaded; it was {before}, and {ends}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import random
 import threading
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +18,7 @@ from registry.discovery import process_settings
 from registry.discovery.catalog import Catalog
 from registry.discovery.plugin import PluginWarning
 from registry.discovery.process_settings import PROCESS_SETTINGS
+from registry.discovery.random_states import random_states_kept
 from registry.errors import PluginError
 from registry.tuner.jobs import Entrant, TrialJob
 from registry.tuner.measure.protocol import TimingProtocol
@@ -43,11 +47,12 @@ CHANGES = {
     "NumPy's errors": "np.seterr(all='raise')",
     "warnings that are errors": "warnings.filterwarnings('error', message='mine')",
     "handlers of Ctrl-C and SIGTERM": "signal.signal(signal.SIGTERM, lambda *_: None)",
+    "environment variables": "os.environ['CUDA_LAUNCH_BLOCKING'] = os.environ.get('CUDA_LAUNCH_BLOCKING', '0') + '1'",
     "locale": "locale.setlocale(locale.LC_ALL, 'C.UTF-8' if locale.setlocale(locale.LC_ALL) == 'C' else 'C')",
 }
 
 PLUGIN = """
-import gc, locale, signal, sys, warnings
+import gc, locale, os, random, signal, sys, warnings
 import numpy as np
 import torch
 import registry
@@ -147,6 +152,74 @@ assert now == was, (was, now)
 """
     done = fresh.run("-c", script)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "os.environ['KERNEL_REGISTRY_DB'] = 'postgresql://me:secret@host/db'",
+        "os.environ.pop('KERNEL_REGISTRY_DB')",
+        "os.environ['NVCC_APPEND_FLAGS'] = '-O0 secret'",
+        "os.environ['TRITON_DEFAULT_FP_FUSION'] = 'secret'",
+    ],
+)
+def test_variables_are_told_by_name_and_put_back(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setenv("KERNEL_REGISTRY_DB", "postgresql://me:own secret@host/db")
+    before = dict(os.environ)
+    with pytest.warns(PluginWarning, match="it sets environment variables to") as told:
+        catalog.load_file(write(tmp_path, "mine", at_import=change))
+    assert dict(os.environ) == before
+    assert change.split("'")[1] in str(told[0].message)
+    assert "secret" not in str(told[0].message)
+
+
+@pytest.mark.parametrize("place", ["at_import", "in_hook"])
+def test_a_librarys_own_variables_and_names_of_caches_stay(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    names = ("MINE_WORKSPACE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    for name in names:
+        monkeypatch.setenv(name, "")
+    change = f"os.environ.update(dict.fromkeys({names}, 'mine'))"
+    path = write(tmp_path, "mine", **{place: change})
+    catalog.load_file(path)
+    assert [one.name for one in catalog.implementations("square")][-1] == "mine.square"
+    assert [os.environ[name] for name in names] == ["mine"] * 3
+    assert not catalog.file_plugin(path).fault
+
+
+DRAWS = ("random.seed(0)", "np.random.seed(0)", "torch.manual_seed(0)", "torch.randn(3)", "random.random()")
+
+
+@pytest.mark.parametrize("place", ["at_import", "in_hook"])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_random_numbers_are_those_without_the_plugin(catalog: Catalog, tmp_path: Path, place: str, draw: str) -> None:
+    path = write(tmp_path, "mine", **{place: draw})
+    with torch.random.fork_rng([]), random_states_kept():
+        random.seed(7)
+        np.random.seed(7)
+        torch.manual_seed(7)
+        expected = random.random(), np.random.rand(), torch.rand(1).item()
+        random.seed(7)
+        np.random.seed(7)
+        torch.manual_seed(7)
+        catalog.load_file(path)
+        catalog.implementations("square")
+        assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
+    assert not catalog.file_plugin(path).fault
+
+
+def test_what_a_program_seeded_before_cuda_began_is_not_replaced(catalog: Catalog, tmp_path: Path) -> None:
+    seeds = getattr(torch.cuda, "_lazy_seed_tracker", None)
+    if seeds is None or torch.cuda.is_initialized():
+        pytest.skip("torch keeps no seeds for later")
+    with torch.random.fork_rng([]), random_states_kept():
+        torch.manual_seed(7)
+        before = list(seeds.get_calls())
+        catalog.load_file(write(tmp_path, "mine", at_import="torch.manual_seed(0)"))
+        assert seeds.get_calls() == before
 
 
 def test_what_another_thread_sets_meanwhile_is_the_programs(catalog: Catalog, tmp_path: Path) -> None:

@@ -391,7 +391,8 @@ class Trust:
         for name, was in self._settings.items():
             setting = SETTINGS[name]
             if setting.differs(was, now := setting.read()):
-                found.append(f"it sets {name} to {now}, where it was {was}, for the whole process")
+                before, after = setting.shown(was, now)
+                found.append(f"it sets {name} to {after}, where it was {before}, for the whole process")
                 if setting.restore is None:
                     self.lost = True
                 else:
