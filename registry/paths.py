@@ -15,6 +15,7 @@ from pathlib import Path
 import platformdirs
 
 from .errors import CacheError
+from .untrusted.file_kinds import why_no_file
 
 
 def cache_folder(*parts: str) -> Path:
@@ -80,8 +81,8 @@ def write_whole(path: Path, content: bytes) -> None:
 def whole_file(path: Path, *, replace: bool = True) -> Iterator[Path]:
     """A path beside ``path`` where the block makes a file, which becomes ``path`` when the block ends without a fault.
 
-    A file that is replaced passes on its mode. Without ``replace`` a file that is there stays as it is, also one that
-    came during the block: FileExistsError.
+    A file that is replaced passes on its mode; a device, a pipe or a socket is not replaced: OSError. Without
+    ``replace`` a file that is there stays as it is, also one that came during the block: FileExistsError.
     """
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -90,6 +91,8 @@ def whole_file(path: Path, *, replace: bool = True) -> Iterator[Path]:
             _place_new(part, path)
             return
         if path.exists():
+            if why := why_no_file(path):
+                raise OSError(errno.EINVAL, why, str(path))
             shutil.copymode(path, part)
         part.replace(path)
     finally:

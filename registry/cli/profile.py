@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import RegistryError, UnknownNameError
-from ..paths import resolved
 from . import app as application
 from .display import text
 from .options import SEVERAL, Database, DeviceName, Json, Plugins, catalog_with, device_of, split, whole_number
+from .pages.page_file import check_place
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -120,10 +120,8 @@ def _check_source(command: Sequence[str], shapes: Path | None, *, ncu: bool) -> 
 
 def _check_places(trace: Path | None, tensorboard: Path | None) -> None:
     """Raise RegistryError for places where no trace can be put, before a program has run for it."""
-    if trace is not None and trace.is_dir():
-        raise RegistryError(f"--trace {trace}: a folder", hint=f"name the file, e.g. {trace / 'trace.json'}")
-    if trace is not None and not resolved(trace).parent.is_dir():
-        raise RegistryError(f"--trace {trace}: no such folder", hint=f"make {trace.parent} first")
+    if trace is not None:
+        check_place("--trace", trace, hint="name a file: a trace is written when all has run")
     if tensorboard is not None:
         try:
             tensorboard.mkdir(parents=True, exist_ok=True)

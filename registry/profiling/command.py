@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..dispatch.torch_side.profiles import PROFILE_VARIABLE
 from ..errors import RegistryError
+from ..untrusted.file_kinds import refuse_pipe
 
 _SIGNALLED = 128
 """A shell's exit code of a command that a signal ended is this and the signal's number."""
@@ -22,9 +23,23 @@ def run_profiled(command: Sequence[str], folder: Path) -> int:
     """
     whole = [sys.executable, *command] if command[0].endswith(".py") else list(command)
     try:
+        if (file := _python_file(whole)) is not None:
+            refuse_pipe(file)
         done = subprocess.run(whole, env={**os.environ, PROFILE_VARIABLE: str(folder)}, check=False)
     except OSError as fault:
         raise RegistryError(
-            f"{whole[0]}: {fault.strerror}", hint="expected a command, e.g. registry profile -- python script.py"
+            f"{fault.filename or whole[0]}: {fault.strerror}",
+            hint="expected a command, e.g. registry profile -- python script.py",
         ) from None
     return done.returncode if done.returncode >= 0 else _SIGNALLED - done.returncode
+
+
+def _python_file(words: Sequence[str]) -> Path | None:
+    """The file that a command gives Python to run, which would wait for the writer of a FIFO; None for others."""
+    if not Path(words[0]).name.startswith(("python", "pypy")):
+        return None
+    rest = words[1:]
+    given = next((place for place, word in enumerate(rest) if not word.startswith("-")), None)
+    if given is None or any(word.startswith(("-c", "-m")) for word in rest[:given]):
+        return None
+    return Path(rest[given])

@@ -12,6 +12,7 @@ import pytest
 
 from registry.discovery.catalog import Catalog
 from registry.errors import PluginError
+from registry.paths import write_whole
 from registry.untrusted.file_kinds import opened, refuse_pipe, why_no_file
 from tuning_db import Store, UnreachableDatabaseError
 
@@ -46,6 +47,8 @@ def db(tmp_path: Path) -> Path:
         "registry release import PIPE",
         "registry fleet plan --shapes PIPE",
         "registry results --db PIPE",
+        "registry profile -- python PIPE",
+        "registry profile -- PIPE --its-own",
     ],
 )
 def test_commands_say_that_it_is_a_fifo(
@@ -60,6 +63,18 @@ def test_commands_say_that_it_is_a_fifo(
     assert done.code == 2
     assert "a FIFO" in done.err
     assert given["CONFIG" if "CONFIG" in told else "PIPE"] in done.err
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("told", ["profile --trace PIPE -- python -c 1", "check PIPE --json PIPE", "report --out PIPE"])
+def test_no_result_takes_the_place_of_a_fifo(command: Command, pipe: Path, told: str) -> None:
+    done = command("registry", *(str(pipe) if part == "PIPE" else part for part in told.split()))
+    assert (done.code, done.out) == (2, "")
+    assert f"{pipe}: not a regular file" in done.err
+    with pytest.raises(OSError, match="a FIFO, not a file"):
+        write_whole(pipe, b"result")
+    assert pipe.is_fifo()
+    assert [path.name for path in pipe.parent.iterdir()] == [pipe.name]
 
 
 @pytest.mark.parametrize("end", ["-journal", "-wal", "-shm"])

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...errors import RegistryError
 from ...paths import resolved, write_whole
 from ..display import text
 from ..display.outcomes import say_outcome, total
 from ..options import Database, split
+from ..pages.page_file import check_place
 
 if TYPE_CHECKING:
     from ...checking.outcomes import PluginCheck
@@ -60,6 +62,8 @@ def check(
     from ...checking.running import ARCHITECTURES, CheckRequest, check_plugin
 
     alone = json is not None and str(json) == "-"
+    if json is not None and not alone:
+        check_place("--json", json, hint="use --json - for stdout")
     request = CheckRequest(plugin, split("--arch", arch) or ARCHITECTURES, db, limit, sandbox=sandbox)
     done = check_plugin(request, (lambda _: None) if alone else say_outcome)
     if json is not None:
@@ -74,4 +78,9 @@ def _write(done: PluginCheck, path: Path) -> None:
     if str(path) == "-":
         sys.stdout.write(document)
     else:
-        write_whole(resolved(path), document.encode())
+        try:
+            write_whole(resolved(path), document.encode())
+        except OSError as fault:
+            raise RegistryError(
+                f"--json {path}: {fault.strerror}", hint="expected a file that can be written"
+            ) from None

@@ -8,6 +8,20 @@ from ...errors import RegistryError
 from ...paths import resolved, write_whole
 
 _HEAD_BYTES = 2048
+_EXAMPLES = {"--out": "report.html", "--json": "check.json", "--trace": "trace.json"}
+
+
+def check_place(option: str, path: Path, hint: str) -> None:
+    """Raises RegistryError for a path where no file can be put, called before any work.
+
+    ``hint`` is for a device or a pipe, which a file would replace: what to do instead.
+    """
+    if path.is_dir():
+        raise RegistryError(f"{option} {path}: a folder", hint=f"name the file, e.g. {path / _EXAMPLES[option]}")
+    if not resolved(path).parent.is_dir():
+        raise RegistryError(f"{option} {path}: no such folder", hint=f"make {path.parent} first")
+    if path.exists() and not path.is_file():
+        raise RegistryError(f"{option} {path}: not a regular file", hint=hint)
 
 
 def check_out(path: Path, *, force: bool | None = None) -> None:
@@ -15,16 +29,9 @@ def check_out(path: Path, *, force: bool | None = None) -> None:
 
     ``force`` is None for commands that neither replace a file that is no page nor write to stdout.
     """
-    if path.is_dir():
-        raise RegistryError(f"--out {path}: a folder", hint=f"name the file, e.g. {path / 'report.html'}")
-    if not resolved(path).parent.is_dir():
-        raise RegistryError(f"--out {path}: no such folder", hint=f"make {path.parent} first")
+    check_place("--out", path, hint="name a file" if force is None else "use --out - for stdout")
     if not path.exists():
         return
-    if not path.is_file():
-        raise RegistryError(
-            f"--out {path}: not a regular file", hint="name a file" if force is None else "use --out - for stdout"
-        )
     if not force and not _is_report(path):
         hint = "choose another name" + ("" if force is None else ", or replace it by --force")
         raise RegistryError(f"--out {path}: there is a file that is not a report", hint=hint)

@@ -40,3 +40,12 @@ def test_a_plugin_that_does_not_exist_is_a_mistake(command: Command, tmp_path: P
     assert told.code == 2
     assert "no.py: no such file" in told.err
     assert command("registry", "check").code == 2
+
+
+@pytest.mark.parametrize(("place", "told"), [(".", ": a folder"), ("absent/found.json", ": no such folder")])
+def test_a_place_where_no_json_can_be_put_is_told_before_the_checks(
+    command: Command, place: str, told: str, tmp_path: Path
+) -> None:
+    done = command("registry", "check", STRANGE, "--json", tmp_path / place)
+    assert (done.code, done.out) == (2, "")
+    assert f"--json {tmp_path / place}{told}" in done.err
