@@ -17,6 +17,11 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _MAX_NAME = 255
 KERNEL_SUFFIXES = (".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".inc", ".ptx", ".cl", ".ll")
 """Ends of the names of files that hold the source of kernels."""
+DATA_SUFFIXES = (
+    ".json", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".csv", ".npy", ".npz", ".bin", ".pt", ".safetensors",
+    ".cubin", ".fatbin", ".hsaco", ".so", ".pyd", ".dll", ".dylib",
+)  # fmt: skip
+"""Ends of the names of files that decide what code does: its numbers, and code that was compiled elsewhere."""
 
 
 @lru_cache(maxsize=256)

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
+from functools import lru_cache
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from .fingerprint import PythonText, has_source, is_kernel_text, module_text, text_of_file
-from .imports import KERNEL_SUFFIXES, file_names_in, find_spec, folder_names_in, imports_of, installed_package
+from .imports import (
+    DATA_SUFFIXES,
+    KERNEL_SUFFIXES,
+    file_names_in,
+    find_spec,
+    folder_names_in,
+    imports_of,
+    installed_package,
+)
 
 _Sources = tuple[ModuleType | str, ...]
 
@@ -65,8 +76,9 @@ def source_modules(module: ModuleType, *, late: bool = True) -> _Sources:
 
     Imports are found in the text: statements, also inside functions, and constants given to ``importlib``. So imported
     constants count, and the result does not change by a late import. A module that is not imported yet, or that is
-    loaded by its file's name, is a PythonText. Python's own library, torch, Triton and this package are left out:
-    winners are stored with their versions. Without ``late`` imports inside functions do not count.
+    loaded by its file's name, is a PythonText, and so is the hash of a file of data or of compiled code that a module
+    names or imports. Python's own library, torch, Triton and this package are left out: winners are stored with their
+    versions. Without ``late`` imports inside functions do not count.
     """
     found, versions = _reached(module, late=late)
     return (*(each.source for each in found), *(versions[name] for name in sorted(versions)))
@@ -82,8 +94,9 @@ def source_texts(*definitions: type | FunctionType) -> Mapping[str, tuple[str, s
     for name in dict.fromkeys(definition.__module__ for definition in definitions):
         module = sys.modules.get(name)
         for each in _reached(module)[0] if module is not None and has_source(module) else ():
-            found[each.name] = each.file, each.text
-            for file in _kernel_files(each):
+            if not each.is_hash:
+                found[each.name] = each.file, each.text
+            for file in _named_files(each, KERNEL_SUFFIXES):
                 found[str(file)] = str(file), file.read_text(errors="replace")
     return found
 
@@ -97,7 +110,7 @@ def _reached(module: ModuleType, *, late: bool = True) -> tuple[Collection[_Foun
     waiting = [start]
     while waiting:
         current = waiting.pop(0)
-        others: list[_Found | None] = list(_loaded_files(current))
+        others: list[_Found | None] = [*_loaded_files(current), *_data_files(current)]
         for base, name in imports_of(current.text, current.package, late=late):
             package = base.partition(".")[0]
             installed = "" if package == top else installed_package(package)
@@ -123,20 +136,49 @@ class _Found:
     text: str
     source: ModuleType | PythonText
     file: str
+    is_hash: bool = False
+
+    @classmethod
+    def hashed(cls, name: str, file: Path) -> _Found:
+        """A file that is no Python source, as the hash of its bytes; its place does not count."""
+        status = file.stat()
+        text = PythonText(repr((file.name, _hash_of(file, status.st_mtime_ns, status.st_size))))
+        return cls(name, "", text, text, str(file), is_hash=True)
+
+
+@lru_cache(maxsize=256)
+def _hash_of(file: Path, _changed_ns: int, _size: int) -> str:
+    """SHA-256 over the bytes of a file, which is read again when it has changed."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _find(name: str) -> _Found | None:
-    """The module of that name if it has Python source, imported or not; nothing is imported."""
+    """The module of that name if it has Python source or is a file of compiled code; nothing is imported."""
     module = sys.modules.get(name)
     if module is not None:
         if not has_source(module):
-            return None
+            return _compiled(name, module.__spec__)
         return _Found(name, module.__package__ or "", module_text(module), module, module.__file__ or "")
     spec = find_spec(name)
     if spec is None or not isinstance(spec.loader, SourceFileLoader):
-        return None
+        return _compiled(name, spec)
     text = PythonText(spec.loader.get_source(name) or "")
     return _Found(name, spec.parent or "", text, text, spec.origin or "")
+
+
+def _compiled(name: str, spec: ModuleSpec | None) -> _Found | None:
+    """The compiled extension of that spec; None for any other module."""
+    if spec is None or not spec.origin or not isinstance(spec.loader, ExtensionFileLoader):
+        return None
+    return _Found.hashed(name, Path(spec.origin))
+
+
+def _data_files(found: _Found) -> Iterator[_Found]:
+    """The files of data and of compiled code that a module names, in the folders of ``_named_files``."""
+    for file in _named_files(found, DATA_SUFFIXES):
+        with suppress(OSError):
+            yield _Found.hashed(str(file), file)
 
 
 def _loaded_files(found: _Found) -> Iterator[_Found]:
@@ -149,13 +191,13 @@ def _loaded_files(found: _Found) -> Iterator[_Found]:
             yield _Found(str(file), "", text, text, str(file))
 
 
-def _kernel_files(found: _Found) -> Iterator[Path]:
-    """The files of kernel source that a module names, beside it or in a folder beside it that it names."""
-    if not found.file:
+def _named_files(found: _Found, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    """The files with such suffixes that a module names, beside it or in a folder beside it that it names."""
+    if not found.file or found.is_hash:
         return
     folder = Path(found.file).parent
     folders = [folder, *(folder / name for name in folder_names_in(found.text) if (folder / name).is_dir())]
-    for name in file_names_in(found.text, KERNEL_SUFFIXES):
+    for name in file_names_in(found.text, suffixes):
         yield from filter(Path.is_file, (each / name for each in folders))
 
 

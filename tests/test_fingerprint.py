@@ -11,6 +11,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,31 @@ def test_kernel_text_that_a_module_reads_is_seen(tmp_path: Path) -> None:
 
     same = written("__global__ void f() { g(1); }"), written("__global__ void f() { g(1); } // words")
     assert same[0] == same[1] != written("__global__ void f() { g(2); }")
+
+
+@pytest.mark.parametrize(
+    ("use", "place"),
+    [
+        ('NUMBERS = json.loads(Path(__file__).with_name("numbers.json").read_text())', "numbers.json"),
+        ('NUMBERS = files("package").joinpath("tiles").joinpath("numbers.toml")', "tiles/numbers.toml"),
+        ('LIBRARY = Path(__file__).parent / "compiled/library.so"', "compiled/library.so"),
+        ("import beside_extension", f"beside_extension{EXTENSION_SUFFIXES[0]}"),
+    ],
+)
+def test_data_and_compiled_code_that_a_module_uses_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str, place: str
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    late = f"def late():\n    {use}"
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+
+    def written(content: str) -> str:
+        (tmp_path / place).write_text(content)
+        (tmp_path / "plugin.py").write_text(FILE.format(use=late).replace("TEXT =", "TEXT = '' #"))
+        return _file_fingerprint(tmp_path / "plugin.py")
+
+    assert written("1") == written("1")
+    assert written("1") != written("2")
 
 
 def test_of_an_installed_package_the_version_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
