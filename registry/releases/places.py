@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from .pinning import is_server, pinned, place_of
-from .site_copies import site_copy
+from .site_copies import SECONDS, site_copy
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,18 @@ class WinnersPlace:
         return self.replaceable and self.database is not None and not Path(self.database).exists()
 
 
-def winners_place(database: str | None, *, anew: bool = False) -> WinnersPlace:
+def winners_place(database: str | None, *, anew: bool = False, seconds: float = SECONDS) -> WinnersPlace:
     """The place of winners for a process whose tuning database is ``database`` (None: the default place).
 
-    A site's copy is made ``anew`` if that is asked for. Raises ReleaseError for a pinned release that is not found,
-    TuningDBError for a site's database that cannot be read while there is no copy of it.
+    A site's copy is made ``anew`` if that is asked for, and waited for as long as ``seconds``. Raises ReleaseError for
+    a pinned release that is not found, TuningDBError for a site's database that cannot be read while there is no copy
+    of it.
     """
     release = pinned(database)
     if release is not None:
         return WinnersPlace(str(release.path), str(release), release.id)
     if is_server(database):
-        copy = site_copy(database, anew=anew)
+        copy = site_copy(database, anew=anew, seconds=seconds)
         return WinnersPlace(str(copy.path), f"{host_of(place_of(database))} ({copy})", replaceable=True)
     return WinnersPlace(database)
 

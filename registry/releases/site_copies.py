@@ -29,7 +29,9 @@ from .pinning import place_of
 AGE_VARIABLE = "KERNEL_REGISTRY_SITE_AGE"
 
 SECONDS = 20.0
-"""The longest wait for a first copy: once on each machine."""
+"""The longest wait for a copy by those who ask for one; a call waits less, and goes on without."""
+
+_LATER = "a copy of its winners is made as soon as it answers, for the next process and for registry.reload()"
 
 SITES = "sites"
 """The folder of copies within the cache."""
@@ -56,18 +58,20 @@ class SiteCopy:
         return f"copy of {datetime.fromtimestamp(self.made, UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def site_copy(database: str | None, *, anew: bool = False) -> SiteCopy:
+def site_copy(database: str | None, *, anew: bool = False, seconds: float = SECONDS) -> SiteCopy:
     """The copy of a server's database; None is the default place.
 
     Made first if there is none, or if it is to be made ``anew``. Raises TuningDBError for a database that cannot be
-    read; UnreachableDatabaseError if it takes longer than ``SECONDS``, and the copy is there for the next process.
+    read; UnreachableDatabaseError if it takes longer than ``seconds``, and the copy is made nevertheless.
     """
     url = place_of(database)
     # the URL may hold a password
     present = cache_folder(SITES) / f"{hashlib.sha256(url.encode()).hexdigest()}.{LATEST}{PRESENT}"
     found = _named_by(present)
     if anew or found is None:
-        return within(SECONDS, "the site's database", lambda: _renew(url, present))
+        from tuning_db import Store  # noqa: F401  not on the clock
+
+        return within(seconds, "the site's database", lambda: _renew(url, present), _LATER)
     if time.time() - max(found.made, asked_at(present)) > _age():
         with suppress(OSError):  # of a cache that cannot be written: the copy that is there serves
             _marker(present).touch()  # so that other processes do not renew it too

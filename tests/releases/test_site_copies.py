@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from registry.dispatch.warning import DispatchWarning
 from registry.errors import RegistryError, StoreError
 from registry.paths import cache_folder
 from registry.releases.places import host_of
@@ -18,9 +19,29 @@ from registry.releases.site_copies import AGE_VARIABLE, PRESENT, SITES, site_cop
 from tuning_db import TuningDBError
 from tuning_db.schema import LATEST
 
+from ..tuning_db.stalling import StallingProxy
 from .conftest import FIRST, SECOND, Win, new_dispatcher, winner
 
 AWAY = "postgresql://tuner:secret@127.0.0.1:1/site"
+
+
+@pytest.mark.timeout(60)
+def test_a_call_does_not_wait_for_a_first_copy(postgresql_server: str, postgresql_url: str, win: Win) -> None:
+    win(postgresql_url, FIRST)
+    proxy = StallingProxy(Path(postgresql_server) / ".s.PGSQL.5432")
+    try:
+        proxy.stalled.set()
+        site = f"postgresql://tuner@127.0.0.1:{proxy.port}/postgres"
+        dispatcher, x = new_dispatcher(site), torch.randn(4, 64)
+        with pytest.warns(DispatchWarning, match=r"did not answer within 2 s\n.* as soon as it answers"):
+            dispatcher.call("softmax", x)
+        proxy.stalled.clear()
+        _wait_for_threads()
+        assert winner(site) == FIRST, "the next process reads the copy"
+        dispatcher.reload()
+        assert dispatcher.explain("softmax", x).implementation == FIRST
+    finally:
+        proxy.close()
 
 
 @pytest.mark.thorough
@@ -113,7 +134,7 @@ def present(url: str) -> Path:
 def _wait_for_threads() -> None:
     until = time.monotonic() + 60
     for thread in threading.enumerate():
-        if thread.name == "kernel-registry: site copy":
+        if thread.name in {"kernel-registry: site copy", "kernel-registry: reads winners"}:
             thread.join(until - time.monotonic())
             assert not thread.is_alive()
 

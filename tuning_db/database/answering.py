@@ -59,10 +59,12 @@ def answered(database: str | Path | None, seconds: float, question: Callable[[As
     return within(seconds, place.shown, read)
 
 
-def within(seconds: float, shown: str, work: Callable[[], _Result]) -> _Result:
-    """The result or exception of ``work``, which runs in a thread and is abandoned after ``seconds``.
+def within(
+    seconds: float, shown: str, work: Callable[[], _Result], hint: str = "see whether another process holds it"
+) -> _Result:
+    """The result or exception of ``work``, which runs in a thread that is left to itself after ``seconds``.
 
-    Raises UnreachableDatabaseError then: no timeout of a driver covers a dead file system or server.
+    Raises UnreachableDatabaseError with ``hint`` then: no timeout of a driver covers a dead file system or server.
     """
     done: queue.SimpleQueue[tuple[_Result | None, BaseException | None]] = queue.SimpleQueue()
 
@@ -76,9 +78,7 @@ def within(seconds: float, shown: str, work: Callable[[], _Result]) -> _Result:
     try:
         result, fault = done.get(timeout=seconds)
     except queue.Empty:
-        raise UnreachableDatabaseError(
-            f"{shown} did not answer within {seconds:g} s", hint="see whether another process holds it"
-        ) from None
+        raise UnreachableDatabaseError(f"{shown} did not answer within {seconds:g} s", hint=hint) from None
     if fault is not None:
         raise fault
     return result  # type: ignore[return-value]

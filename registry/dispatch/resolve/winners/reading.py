@@ -19,6 +19,7 @@ from ....forking import renewed_in_child
 from ....problem import canonical_json
 from ....releases.pinning import RELEASE_VARIABLE, pinned_name
 from ....releases.places import WinnersPlace, winners_place
+from ....releases.site_copies import SECONDS as COPY_SECONDS
 from ...warning import tell_caller
 from ..learnt import LearntDefault, learnt_from
 from .evidence import SECONDS
@@ -115,13 +116,13 @@ class Winners:
             partial(self._warn, "a winner is skipped"),
         )
 
-    def place(self) -> WinnersPlace:
+    def place(self, seconds: float = COPY_SECONDS) -> WinnersPlace:
         """The database that is read, the same as long as this object is used and it is there.
 
-        Raises as ``winners_place`` does.
+        ``seconds``: how long to wait for a first copy of a server's. Raises as ``winners_place`` does.
         """
         if self._read_from is None or self._read_from.gone:
-            self._read_from = winners_place(self.database, anew=self._anew)
+            self._read_from = winners_place(self.database, anew=self._anew, seconds=seconds)
         return self._read_from
 
     def identity(self) -> tuple[str, str]:
@@ -143,7 +144,7 @@ class Winners:
         if self._place in _failed and not pinned_name():
             return Snapshot(), _failed[self._place]
         try:
-            place = self.place()
+            place = self.place(COPY_SECONDS if self._anew else SECONDS)  # a call waits less than registry.reload()
             found = read_winners(place.database, op.name, device.hardware(), REGIME, SECONDS)
             return (replace(found, url=place.shown) if place.shown else found), ""
         except ReleaseError:
