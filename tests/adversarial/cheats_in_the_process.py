@@ -369,6 +369,15 @@ class LeavesAThreadThatWaits(Square):
         _KEPT[-1].submit(torch.ones, 3).result()
 
 
+class ChangesCompilersOptions(Square):
+    """What is compiled in this process from now on is slower, and is stored under other keys."""
+
+    name = "process.variables"
+
+    def changes(self) -> None:
+        os.environ["TORCHINDUCTOR_MAX_FUSION_SIZE"] = "1"
+
+
 class LetsPythonCallLess(Square):
     """Rivals that call functions in functions fail."""
 

@@ -38,6 +38,7 @@ REFUSED = {
     "thresholds": "it sets thresholds of garbage collection to (1, ",
     "busy_thread": "it leaves a thread running: cheats_in_the_process.py:burn",
     "child": "it leaves a process running: ",
+    "variables": "it sets environment variables to another TORCHINDUCTOR_MAX_FUSION_SIZE, where it was no",
     "depth": "it sets depth of Python's calls to",
     "numpy": "it sets NumPy's errors to",
     "warnings": "it sets warnings that are errors to",
