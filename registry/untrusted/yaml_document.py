@@ -84,6 +84,8 @@ class Document:
         try:
             loader = _Loader(text)
             node = loader.get_single_node()
+        except UnicodeEncodeError:  # an argument of a command line that is no UTF-8
+            raise ShapesFileError(f"{self._name}: not UTF-8 text", hint="expected YAML") from None
         except _TooDeepError as fault:
             raise ShapesFileError(f"{self._name}, line {fault.line}: nested too deeply", hint=_SHAPE) from None
         except yaml.YAMLError as fault:

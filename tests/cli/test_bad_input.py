@@ -184,3 +184,22 @@ def test_a_plugin_file_may_have_a_name_that_is_no_utf8(tmp_path: Path) -> None:
     path.write_text("import registry\n")
     with pytest.raises(PluginError, match="it registers nothing"):
         Catalog().load_file(path)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["registry", "explain", "square", "n=1\udcff", "dtype=float32"],
+        ["registry", "results", "--op", "square\udcff"],
+        ["tune", "--shapes", "shapes\udcff.yaml"],
+    ],
+)
+def test_arguments_that_are_no_utf8_are_refused_in_a_line(
+    command: Command, shapes: Path, tmp_path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERNEL_REGISTRY_DB", str(tmp_path / "tuning.db"))
+    Store.open(tmp_path / "tuning.db").close()
+    told = command(*arguments)
+    assert (told.code, told.out) == (2, "")
+    assert "Traceback" not in told.err
+    assert "\\udcff" in told.err

@@ -95,6 +95,9 @@ def told_of(shown: str) -> Iterator[None]:
         raise BusyDatabaseError(f"{shown}: every connection is in use", hint=hint) from fault
     except SQLAlchemyError as fault:
         raise TuningDBError(f"{shown}: {_first_line(fault)}") from fault
+    except UnicodeEncodeError as fault:  # e.g. an argument of a command line; drivers let it through
+        hint = "expected text without surrogates"
+        raise TuningDBError(f"{shown} holds no text that is not UTF-8: {fault.object!a:.80}", hint=hint) from fault
 
 
 def translated(shown: str, fault: BaseException | None) -> TuningDBError:
