@@ -115,7 +115,8 @@ def _of_file(told: str) -> PinnedRelease:
 
 def _id_of_name(name: str, database: str | None) -> str:
     """The id of a named release: of a server's, as this machine remembers it; else as the database says."""
-    memory = cache_folder(FOLDER) / f"{hashlib.sha256(f'{place_of(database)} {name}'.encode()).hexdigest()}.name"
+    asked = f"{place_of(database)} {name}".encode(errors="surrogatepass")  # also of an argument that is no UTF-8
+    memory = cache_folder(FOLDER) / f"{hashlib.sha256(asked).hexdigest()}.name"
     known = memory.read_text() if memory.exists() else ""
     mark_read(memory)
     if known and is_server(database):  # a release never changes
@@ -136,7 +137,7 @@ def _id_of_name(name: str, database: str | None) -> str:
 def _asked(ask: Callable[[], _Answer | None], told: str) -> _Answer | None:
     try:
         return ask()
-    except MissingDatabaseError:
+    except (MissingDatabaseError, UnicodeEncodeError):  # no release has a name that is no UTF-8
         return None
     except TuningDBError as fault:
         raise ReleaseError(f"release {told}: {fault.message}", hint=fault.hint) from fault

@@ -66,7 +66,9 @@ def site_copy(database: str | None, *, anew: bool = False, seconds: float = SECO
     """
     url = place_of(database)
     # the URL may hold a password
-    present = cache_folder(SITES) / f"{hashlib.sha256(url.encode()).hexdigest()}.{LATEST}{PRESENT}"
+    present = (
+        cache_folder(SITES) / f"{hashlib.sha256(url.encode(errors='surrogatepass')).hexdigest()}.{LATEST}{PRESENT}"
+    )
     found = _named_by(present)
     if anew or found is None:
         from tuning_db import Store  # noqa: F401  not on the clock

@@ -191,6 +191,7 @@ def test_a_plugin_file_may_have_a_name_that_is_no_utf8(tmp_path: Path) -> None:
     [
         ["registry", "explain", "square", "n=1\udcff", "dtype=float32"],
         ["registry", "results", "--op", "square\udcff"],
+        ["registry", "release", "export", "mine\udcff", "release.jsonl"],
         ["tune", "--shapes", "shapes\udcff.yaml"],
     ],
 )
