@@ -66,11 +66,28 @@ def _faults(op: Op) -> Iterator[tuple[str, str]]:
         yield "its examples are one mapping", "expected a tuple of mappings, each of dimensions: ({...},)"
     if op.backward is not None and not isinstance(op.backward, Backward):
         yield f"its backward is {op.backward!r:.80}", "expected registry.Backward(op=..., saved=(...))"
+    else:
+        yield from _backward_faults(op.backward)
     yield from _function_faults(op)
     yield from _alike_faults(op)
     yield from _added_faults(op)
     for name, tolerance in {"": op.tolerance, **op.tolerances}.items():
         yield from _tolerance_faults(f"its tolerance{name and f' of {name}'}", tolerance)
+
+
+def _backward_faults(backward: Backward | None) -> Iterator[tuple[str, str]]:
+    """Names in a ``Backward`` that are one text, which would be read letter by letter."""
+    for told, names in (
+        ()
+        if backward is None
+        else (
+            ("saved", backward.saved),
+            ("differentiable", backward.differentiable),
+        )
+    ):
+        given: object = names
+        if isinstance(given, str):
+            yield f"{told} in its backward is {given!r} ({backward.place})", f"expected a tuple of names, ({given!r},)"
 
 
 def _function_faults(op: Op) -> Iterator[tuple[str, str]]:

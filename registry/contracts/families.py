@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -62,6 +62,11 @@ def rows_op(
     ``more`` are further fields of ``Op``, which override these.
     """
     parsed = Schema.parse(schema)
+    if not {*rows}.intersection(_named(parsed, "Tensor")):
+        raise InvalidDefinitionError(
+            f"op {parsed.name!r}: rows: no argument is named {' or '.join(rows) or 'there'}, so that none has rows",
+            hint=f"say which have, e.g. rows=({_tensors(parsed)[0]!r}, {_tensors(parsed)[-1]!r})",
+        )
     for name in rows:
         if name not in {"x", "y", *_tensors(parsed)}:  # ops of a family may share their ``rows``
             raise InvalidDefinitionError(
@@ -86,6 +91,11 @@ def gemm_op(schema: str, reference: Callable[..., Outputs], **more: Any) -> Op:
     ``more`` as for ``rows_op``.
     """
     parsed = Schema.parse(schema)
+    if len(_named(parsed, "Tensor")) < 2 or not parsed.outputs:
+        raise InvalidDefinitionError(
+            f"op {parsed.name!r}: a matrix product takes x [m, k] and a weight [n, k], and returns y [m, n]",
+            hint=f"write e.g. {parsed.name}(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor y",
+        )
     first, weight, *others = _tensors(parsed)
     shapes = {first: ("m", "k"), weight: ("n", "k"), **dict.fromkeys(others, ("n",)), parsed.outputs[0]: ("m", "n")}
     made = {
@@ -112,6 +122,14 @@ def _op(
         raise InvalidDefinitionError(
             f"op {parsed.name!r}: {undrawn[0]} has no default, and a builder draws other arguments by their defaults",
             hint=f"give {undrawn[0]} a default in the schema, or say inputs and problem yourself",
+        )
+    if unknown := [name for name in given if name not in {one.name for one in fields(Op)}]:
+        fault = UnknownNameError("field of Op", unknown[0], [one.name for one in fields(Op)])
+        raise InvalidDefinitionError(f"op {parsed.name!r}: {fault.message}", hint=fault.hint)
+    if both := [name for name in flags if name in known]:
+        raise InvalidDefinitionError(
+            f"op {parsed.name!r}: {both[0]} is an argument, and the name of a dimension that a builder makes",
+            hint=f"give the argument another name than {', '.join(sorted(known))}",
         )
     given["choices"] = {**dict.fromkeys(flags, (True, False)), **given.get("choices", {})}
     given["examples"] = tuple(one for dims in given["examples"] for one in _with_choices(dims, given["choices"]))

@@ -117,7 +117,12 @@ class Catalog:
         An implementation may be added again when its class was defined again, as in a notebook.
         """
         if not isinstance(implementation, Implementation):
-            raise InvalidDefinitionError(f"register({implementation!r}): not an Implementation's instance")
+            given: object = implementation
+            hint = f"did you mean register({given.__name__}())?" if isinstance(given, type) else ""
+            raise InvalidDefinitionError(
+                f"register({given!r:.80}): not an Implementation's instance",
+                hint=hint or "expected an object of a class that derives from registry.Implementation",
+            )
         op = self.op(str(getattr(implementation, "op", "")))
         with self._lock:
             self._implementations_of(op.name)

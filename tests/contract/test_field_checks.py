@@ -27,6 +27,14 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "kinds": ({"kinds": "normal"}, "its kinds are 'normal'\n  expected a tuple of names, ('normal',)"),
     "examples": ({"examples": {"n": 3, "dtype": "float32"}}, "its examples are one mapping"),
     "backward": ({"backward": "square_backward"}, "its backward is 'square_backward'\n  expected registry.Backward("),
+    "saved": (
+        {"backward": registry.Backward(op="square_backward", saved="x")},  # type: ignore[arg-type]
+        f"saved in its backward is 'x' (tests/contract/{HERE}:",
+    ),
+    "differentiable": (
+        {"backward": registry.Backward.reference("y")},  # type: ignore[arg-type]
+        "expected a tuple of names, ('y',)",
+    ),
     "problem": ({"problem": None}, "problem: None is no function"),
     "inputs": ({"inputs": lambda problem: ()}, "cannot be called with (problem, kind, generator): too many posi"),
     "floor": (

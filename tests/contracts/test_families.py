@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import registry
-from registry import InvalidArgumentError, gemm_op, rows_op
+from registry import InvalidArgumentError, InvalidDefinitionError, gemm_op, rows_op
 from registry.testing import check_op
 
 LAYER_NORM = rows_op(
@@ -62,6 +64,27 @@ def test_a_flag_is_a_dimension_and_checked_both_ways() -> None:
 def test_an_argument_that_cannot_be_drawn_is_refused_when_the_op_is_made() -> None:
     with pytest.raises(registry.RegistryError, match=r"k has no default[^\n]*\n  give k a default in the schema"):
         rows_op("acme::first(Tensor x, int k) -> Tensor y", lambda x, k: x * (x > k))
+
+
+@pytest.mark.parametrize(
+    ("make", "schema", "more", "message"),
+    [
+        (
+            rows_op,
+            "(Tensor x) -> Tensor y",
+            {"tolerence": None},
+            "unknown field of Op 'tolerence'\n  did you mean tolera",
+        ),
+        (rows_op, "(Tensor x, bool cols=False) -> Tensor y", {}, "cols is an argument, and the name of a dimension"),
+        (gemm_op, "(Tensor x, Tensor weight, Tensor? n=None) -> Tensor y", {}, "n is an argument, and the name of"),
+        (rows_op, "(Tensor a, Tensor b) -> Tensor c", {}, "no argument is named x or y.*\n  say .* rows=.'a', 'c'"),
+        (gemm_op, "(Tensor x) -> Tensor y", {}, "takes x .m, k. and a weight .n, k.*\n  write e.g. acme::made"),
+        (gemm_op, "(Tensor(a!) x, Tensor weight) -> ()", {}, "takes x .m, k. and a weight"),
+    ],
+)
+def test_what_a_builder_cannot_make_is_refused(make: Any, schema: str, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidDefinitionError, match=message):
+        make(f"acme::made{schema}", torch.add, **more)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
