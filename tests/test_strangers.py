@@ -206,11 +206,20 @@ KERNELS = {
         "float *y, const float *x, int64_t n, int m",
         "takes 4 arguments (y, x, n, m), but the launch",
     ),
-    "dtype": ("float *y, const double *x, int64_t n", "'x' is a tensor of float32, but the parameter x is double*"),
-    "bits": ("uint16_t *y, const float *x, int64_t n", "'y' is a tensor of float32, but the parameter y is uint16_t*"),
+    "dtype": (
+        "float *y, const double *x, int64_t n",
+        "'x' is a tensor of float32, but the parameter x is double*",
+    ),
+    "bits": (
+        "uint16_t *y, const float *x, int64_t n",
+        "a tensor of float32, but the parameter y is uint16_t* (declare",
+    ),
     "number": ("float *y, const float *x, float n", "int, but the parameter n is float (give float(...))"),
-    "pointer": ("float *y, const float *x, const int *n", "is a number, but the parameter n is int*"),
-    "order": ("int64_t n, float *y, const float *x", "'y' is a tensor, but the parameter n is int64_t"),
+    "pointer": (
+        "float *y, const float *x, const int *n",
+        "but the parameter n is int* (args are in the kernel's order",
+    ),
+    "order": ("int64_t n, float *y, const float *x", "'y' is a tensor, but the parameter n is int64_t (args"),
 }
 
 
@@ -268,6 +277,12 @@ CUDA_SLIPS = {
     "name": ('"square<float>"', '"sqare<float>"', "did you mean square?", "return Launch"),
     "argument": ('("y", "x", problem.n)', '("y", "xs", problem.n)', "did you mean x?", "return Launch"),
     "option": ('"block"', '"blocks"', "did you mean block?", "return Launch"),
+    "no block": (
+        ', options={"block": 256}',
+        "",
+        "the option block is missing (expected the threads of",
+        "return Launch",
+    ),
     "text": ("x[i] * x[i]", "x[i] * z[i]", 'identifier "z" is undefined', "z[i]"),
 }
 
@@ -415,9 +430,15 @@ SCALED = replace(
     reference=lambda x, times: x * times, backward=None, inputs=lambda *given: (*SQUARE.inputs(*given), 2),
 )
 
+LISTED = replace(
+    SQUARE, name="kernels::listed", schema="kernels::listed(Tensor[] xs) -> Tensor y", backward=None,
+    reference=lambda xs: xs[0], inputs=lambda *given: (SQUARE.inputs(*given),), independent=frozenset(),
+    problem=lambda arguments: {"n": arguments.tensors_of("xs")[9], "dtype": "float32"},
+)
+
 @registry.defines
 def ops():
-    return [COLUMN, SCALED]
+    return [COLUMN, SCALED, LISTED]
 """
 
 
@@ -432,6 +453,9 @@ def test_a_call_that_an_op_cannot_pose_is_told_with_op_line_and_arguments(tmp_pa
         own.call("kernels::column", torch.ones(2))
     assert line_of(file, "shape[1]") in raised.value.message
     assert raised.value.hint == "the arguments are x: [2]: does the op accept them?"
+    with pytest.raises(registry.InvalidArgumentError, match="IndexError") as raised:
+        own.call("kernels::listed", [torch.ones(2), torch.ones(3, 4)])
+    assert raised.value.hint == "the arguments are xs: [[2], [3, 4]]: does the op accept them?"
     for number in (2**70, -(2**63) - 1):
         with pytest.raises(registry.InvalidArgumentError, match=f"scaled: times is {number}, expected an int of 64"):
             own.call("kernels::scaled", torch.ones(2), number)

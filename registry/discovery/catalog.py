@@ -88,6 +88,15 @@ class Catalog:
         """An op's implementations in the order of registration. Raises UnknownNameError for an unknown op."""
         return tuple(self._implementations_of(op).values())
 
+    def files_of(self, op: str) -> tuple[str, ...]:
+        """Paths of the plugin files that define the op or implement it."""
+        with self._lock:
+            return tuple(
+                plugin.name
+                for plugin in self._inventory.plugins
+                if plugin.is_file and (op in plugin.ops or any(op == other for other, _ in plugin.implementations))
+            )
+
     def implementation(self, op: str, name: str) -> Implementation:
         """The implementation of that name. Raises UnknownNameError with the nearest names."""
         found = self._implementations_of(op)
