@@ -15,7 +15,7 @@ import torch
 from .artifact import Artifact, Built, Signature, Target, Variant
 from .author_code import shown
 from .device import Device
-from .errors import InvalidDefinitionError
+from .errors import InvalidDefinitionError, WrongAnswerError
 from .fingerprint import PythonText, fingerprint
 from .problem import Problem, TensorSpec, Value
 from .source_files import sources_of
@@ -190,7 +190,10 @@ class Implementation(ABC):
         change by torch's version counter or by ``registry.weights_changed``; the new tensor is then copied into the
         memory of the old one, which a captured graph may read.
         """
-        raise KeyError(name)
+        raise WrongAnswerError(
+            f"{self.name}: prepared() names {name!r}, but there is no prepare() that makes it",
+            hint="write prepare(self, name, values, problem, config), which returns the tensor of that name",
+        )
 
     def prepared_config(self, problem: Problem, config: Config) -> Config:
         """The parameters that prepared tensors depend on: configs that agree in them share one copy. Default: all."""
