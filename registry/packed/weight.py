@@ -91,7 +91,7 @@ class PackedWeight(FrozenWeight):
 
     @property
     def device(self) -> torch.device:
-        """The device of its tensors."""
+        """The device of the weight's tensors."""
         return self.qweight.device
 
     @property

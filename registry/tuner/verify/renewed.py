@@ -132,7 +132,7 @@ class _New:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there are pairs."""
+        """True once a pair of times has been taken."""
         return bool(self._pairs)
 
     def is_enough(self, wanted: int) -> bool:
