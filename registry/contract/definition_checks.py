@@ -33,7 +33,9 @@ def check_name(op: Op) -> None:
             f"op name {op.name!r}", hint="expected lower_case, or vendor::lower_case for an op of your own"
         )
     if op.parsed.name != op.name:
-        raise InvalidDefinitionError(f"op {op.name!r}: its schema is named {op.parsed.name!r}")
+        raise InvalidDefinitionError(
+            f"op {op.name!r}: its schema is named {op.parsed.name!r}", hint=f"begin the schema with {op.name}("
+        )
 
 
 def check_definition(op: Op) -> None:

@@ -27,6 +27,16 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "kinds": ({"kinds": "normal"}, "its kinds are 'normal'\n  expected a tuple of names, ('normal',)"),
     "examples": ({"examples": {"n": 3, "dtype": "float32"}}, "its examples are one mapping"),
     "backward": ({"backward": "square_backward"}, "its backward is 'square_backward'\n  expected registry.Backward("),
+    "kinds twice": ({"kinds": ("normal", "normal")}, "its kinds have 'normal' twice\n  name each kind"),
+    "baseline": (
+        {"baseline": "torch"},
+        "its baseline is 'torch'\n  expected the name of an implementation",
+    ),
+    "flatten": ({"flatten": "x"}, "flatten: 'x' is no function\n  it takes a user's call"),
+    "forms": ({"forms": "x"}, "forms: 'x' is no function\n  it takes (given)"),
+    "view": ({"view": lambda: 1}, "view: <lambda>() cannot be called with (arguments): too many"),
+    "check_data": ({"check_data": 3}, "check_data: 3 is no function\n  it takes (values)"),
+    "name": ({"name": "mine::square"}, "its schema is named 'square'\n  begin the schema with mine::square("),
     "saved": (
         {"backward": registry.Backward(op="square_backward", saved="x")},  # type: ignore[arg-type]
         f"saved in its backward is 'x' (tests/contract/{HERE}:",

@@ -240,7 +240,7 @@ def test_kinds_of_inputs_that_a_plan_is_bound_apart_for_are_refused() -> None:
 
 
 def test_an_op_without_examples_needs_problems() -> None:
-    with pytest.raises(CheckError, match="nothing was checked"):
+    with pytest.raises(CheckError, match="nothing was checked: give the op examples, or"):
         check_op(replace(SQUARE, examples=()))
 
 
