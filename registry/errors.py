@@ -40,14 +40,17 @@ _MOST_NAMES = 80
 
 
 class UnknownNameError(RegistryError, LookupError):
-    """The name of an op, implementation, dimension or attribute that does not exist; ``context`` says of what."""
+    """The name of an op, implementation, dimension or attribute that does not exist; ``context`` says of what.
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], context: str = "") -> None:
+    ``remedy`` is told in the place of all known names where none of them is near.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], context: str = "", remedy: str = "") -> None:
         names = sorted(known)
         hint = did_you_mean(name, names) if isinstance(name, str) else ""
         more = len(names) - _MOST_NAMES
         shown = ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-        hint = hint or f"known: {shown or 'none'}"
+        hint = hint or remedy or f"known: {shown or 'none'}"
         super().__init__(f"unknown {kind} {name!r}{context and f' {context}'}", hint=hint)
         self.kind = kind
         self.name = name

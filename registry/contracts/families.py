@@ -57,8 +57,8 @@ def rows_op(
     """The contract of an op on rows of ``cols`` elements, with the dimensions rows, cols and dtype.
 
     ``rows`` names the arguments and outputs of shape [..., cols], an argument first; every other tensor is [cols].
-    A ``Tensor?`` and a ``bool`` add a boolean dimension of their name; other arguments are drawn with their defaults.
-    ``flop`` is per element.
+    A ``Tensor?`` and a ``bool`` add a boolean dimension of their name, a ``str`` that ``choices`` names one of its
+    values; other arguments are drawn with their defaults. ``flop`` is per element.
     ``more`` are further fields of ``Op``, which override these.
     """
     parsed = Schema.parse(schema)
@@ -86,9 +86,8 @@ def rows_op(
 def gemm_op(schema: str, reference: Callable[..., Outputs], **more: Any) -> Op:
     """The contract of a matrix product, with the dimensions m, n, k and dtype.
 
-    The first tensor is [..., k], the second a weight [n, k], every other one [n], the first output [..., n]. A
-    ``Tensor?`` and a ``bool`` add a boolean dimension of their name; other arguments are drawn with their defaults.
-    ``more`` as for ``rows_op``.
+    The first tensor is [..., k], the second a weight [n, k], every other one [n], the first output [..., n]. Other
+    arguments and ``more`` as for ``rows_op``.
     """
     parsed = Schema.parse(schema)
     if len(_named(parsed, "Tensor")) < 2 or not parsed.outputs:
@@ -117,16 +116,24 @@ def _op(
     flags = [one.name for one in parsed.parameters if _is_flag(one)]
     flop = given.pop("flop")
     known = given["static"] | given["dynamic"]
-    undrawn = [one.name for one in parsed.parameters if one.required and one.kind != "Tensor" and not _is_flag(one)]
+    texts = [name for name in _named(parsed, "str") if name in given.get("choices", {})]
+    drawn = {*flags, *texts, *_named(parsed, "Tensor")}
+    undrawn = [one.name for one in parsed.parameters if one.required and one.name not in drawn]
     if undrawn and "inputs" not in given:
         raise InvalidDefinitionError(
             f"op {parsed.name!r}: {undrawn[0]} has no default, and a builder draws other arguments by their defaults",
-            hint=f"give {undrawn[0]} a default in the schema, or say inputs and problem yourself",
+            hint=f"give {undrawn[0]} a default in the schema, or say inputs and problem yourself; a str may have its"
+            f' values in choices={{"{undrawn[0]}": (...)}}',
+        )
+    if "problem" not in given and (unposed := [name for name in given.get("choices", {}) if name not in drawn]):
+        raise InvalidDefinitionError(
+            f"op {parsed.name!r}: choices: {unposed[0]} is no str or bool argument, by which a builder poses problems",
+            hint="make it an argument of the schema, or say problem and inputs yourself",
         )
     if unknown := [name for name in given if name not in {one.name for one in fields(Op)}]:
         fault = UnknownNameError("field of Op", unknown[0], [one.name for one in fields(Op)])
         raise InvalidDefinitionError(f"op {parsed.name!r}: {fault.message}", hint=fault.hint)
-    if both := [name for name in flags if name in known]:
+    if both := [name for name in (*flags, *texts) if name in known]:
         raise InvalidDefinitionError(
             f"op {parsed.name!r}: {both[0]} is an argument, and the name of a dimension that a builder makes",
             hint=f"give the argument another name than {', '.join(sorted(known))}",
@@ -136,7 +143,7 @@ def _op(
     made: dict[str, Any] = {
         "version": 1,
         "problem": partial(
-            _problem, {name: shapes[name] for name in _named(parsed, "Tensor")}, tuple(flags), given["dynamic"]
+            _problem, {name: shapes[name] for name in _named(parsed, "Tensor")}, (*flags, *texts), given["dynamic"]
         ),
         "inputs": partial(_inputs, parsed, shapes),
         "floor": lambda problem: Floor(_bytes(parsed, shapes, problem), flop(problem)),
@@ -191,9 +198,9 @@ def _elementwise_problem(tensor: str, texts: Sequence[str], arguments: Arguments
 
 
 def _problem(
-    shapes: Mapping[str, tuple[str, ...]], flags: Sequence[str], dynamic: Set[str], arguments: Arguments
+    shapes: Mapping[str, tuple[str, ...]], choices: Sequence[str], dynamic: Set[str], arguments: Arguments
 ) -> dict[str, Value]:
-    """The dimensions by the tensors' ``shapes``, and the boolean ``flags``.
+    """The dimensions by the tensors' ``shapes``, and the arguments ``choices``: of a tensor, whether it is given.
 
     Several leading dimensions are multiplied to one that is ``dynamic``: a weight has no more than its own.
     """
@@ -214,9 +221,9 @@ def _problem(
     if first is None:
         raise InvalidArgumentError(f"{arguments.op}: no tensor is given", hint=f"expected {', '.join(shapes)}")
     dims["dtype"] = dtype_name(first[1].dtype)
-    for name in flags:
+    for name in choices:
         value = arguments[name]
-        dims[name] = value if isinstance(value, bool) else value is not None
+        dims[name] = value if isinstance(value, bool | str) else value is not None
     return dims
 
 

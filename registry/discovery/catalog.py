@@ -82,7 +82,7 @@ class Catalog:
         try:
             return self._inventory.ops[name]
         except KeyError:
-            raise UnknownNameError("op", name, self._inventory.ops) from None
+            raise _unknown_op(name, self._inventory.ops) from None
 
     def implementations(self, op: str) -> tuple[Implementation, ...]:
         """An op's implementations in the order of registration. Raises UnknownNameError for an unknown op."""
@@ -357,3 +357,14 @@ class Catalog:
                     check_implementation_of(op, implementation, inventory.implementations[op.name], hook=hook)
                     inventory.add_implementation(plugin, op, implementation)
         inventory.plugins.append(plugin)
+
+
+def _unknown_op(name: str, known: Mapping[str, Op]) -> UnknownNameError:
+    """The error for the name of an op that nobody defines: the nearest names, or how the op of a plugin comes in."""
+    vendor, found, _ = str(name).partition("::")
+    remedy = (
+        f"no plugin that is loaded defines ops of {vendor}::; name its file by --plugin or registry.load_file(), or"
+        " install its package (`registry plugins` lists what is loaded)"
+    )
+    absent = found and not any(other.startswith(f"{vendor}::") for other in known)
+    return UnknownNameError("op", name, known, remedy=remedy if absent else "")

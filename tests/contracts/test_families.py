@@ -66,6 +66,26 @@ def test_an_argument_that_cannot_be_drawn_is_refused_when_the_op_is_made() -> No
         rows_op("acme::first(Tensor x, int k) -> Tensor y", lambda x, k: x * (x > k))
 
 
+def _modulated(x: torch.Tensor, weight: torch.Tensor, mode: str) -> torch.Tensor:
+    y = x.to(torch.promote_types(x.dtype, torch.float32)) * weight
+    return (y.tanh() if mode == "tanh" else y).to(x.dtype)
+
+
+@pytest.mark.parametrize("default", ["", "='full'"])
+def test_a_text_of_choices_is_a_dimension_and_checked_for_each(default: str) -> None:
+    schema = f"acme::modulate(Tensor x, Tensor weight, str mode{default}) -> Tensor y"
+    op = rows_op(schema, _modulated, choices={"mode": ("full", "tanh")})
+    assert {example["mode"] for example in op.examples} == {"full", "tanh"}
+    posed = op.pose(op.arguments(op.bind((torch.ones(2, 8), torch.ones(8), "tanh"), {})))
+    assert dict(posed.dims) == {"rows": 2, "cols": 8, "dtype": "float32", "mode": "tanh"}
+    assert op.draw(posed, "normal", torch.Generator().manual_seed(1))[2] == "tanh"
+    assert check_op(
+        op, problems=[{"rows": 3, "cols": 9, "dtype": "float32", "mode": mode} for mode in op.choices["mode"]]
+    ).ok
+    with pytest.raises(InvalidArgumentError, match=r"mode must be one of full, tanh, got 'tan'\n  did you mean tanh"):
+        op.pose(op.arguments(op.bind((torch.ones(2, 8), torch.ones(8), "tan"), {})))
+
+
 @pytest.mark.parametrize(
     ("make", "schema", "more", "message"),
     [
@@ -79,6 +99,13 @@ def test_an_argument_that_cannot_be_drawn_is_refused_when_the_op_is_made() -> No
         (gemm_op, "(Tensor x, Tensor weight, Tensor? n=None) -> Tensor y", {}, "n is an argument, and the name of"),
         (rows_op, "(Tensor a, Tensor b) -> Tensor c", {}, "no argument is named x or y.*\n  say .* rows=.'a', 'c'"),
         (gemm_op, "(Tensor x) -> Tensor y", {}, "takes x .m, k. and a weight .n, k.*\n  write e.g. acme::made"),
+        (
+            rows_op,
+            "(Tensor x) -> Tensor y",
+            {"choices": {"mode": ("a", "b")}},
+            "mode is no str or bool",
+        ),
+        (rows_op, "(Tensor x, str mode) -> Tensor y", {}, "mode has no default.*\n.*or say.*choices="),
         (gemm_op, "(Tensor(a!) x, Tensor weight) -> ()", {}, "takes x .m, k. and a weight"),
     ],
 )

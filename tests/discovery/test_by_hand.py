@@ -120,6 +120,14 @@ def test_a_defined_op_is_there_and_its_name_is_taken(bare: Catalog, op: Op) -> N
         bare.define(taken)
 
 
+def test_an_unknown_op_of_an_unknown_vendor_is_told_how_it_comes_in(bare: Catalog, op: Op) -> None:
+    with pytest.raises(UnknownNameError, match=r"'mine::row_sun'\n  no plugin that is loaded defines ops of mine::"):
+        bare.op("mine::row_sun")
+    bare.define(op)
+    with pytest.raises(UnknownNameError, match=r"'mine::row_sun'\n  did you mean mine::row_sum"):
+        bare.op("mine::row_sun")
+
+
 @pytest.mark.parametrize("vendor", ["aten", "prim", "prims", "kernel_registry"])
 def test_what_is_defined_by_hand_takes_no_name_of_torchs_operators(bare: Catalog, op: Op, vendor: str) -> None:
     named = replace(op, name=f"{vendor}::row_sum", schema=op.schema.replace("mine::", f"{vendor}::"))
