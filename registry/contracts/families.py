@@ -58,7 +58,8 @@ def rows_op(
 
     ``rows`` names the arguments and outputs of shape [..., cols], an argument first; every other tensor is [cols].
     A ``Tensor?`` and a ``bool`` add a boolean dimension of their name, a ``str`` that ``choices`` names one of its
-    values; other arguments are drawn with their defaults. ``flop`` is per element.
+    values, an ``int`` that ``static`` or ``dynamic`` names an integer; other arguments are drawn with their defaults.
+    ``flop`` is per element.
     ``more`` are further fields of ``Op``, which override these.
     """
     parsed = Schema.parse(schema)
@@ -117,7 +118,37 @@ def _op(
     flop = given.pop("flop")
     known = given["static"] | given["dynamic"]
     texts = [name for name in _named(parsed, "str") if name in given.get("choices", {})]
-    drawn = {*flags, *texts, *_named(parsed, "Tensor")}
+    integers = [name for name in _named(parsed, "int") if name in known]
+    _check_given(parsed, shapes, given, {*flags, *texts, *integers, *_named(parsed, "Tensor")})
+    given["choices"] = {**dict.fromkeys(flags, (True, False)), **given.get("choices", {})}
+    given["examples"] = tuple(one for dims in given["examples"] for one in _with_choices(dims, given["choices"]))
+    made: dict[str, Any] = {
+        "version": 1,
+        "problem": partial(
+            _problem,
+            {name: shapes[name] for name in _named(parsed, "Tensor")},
+            (*flags, *texts, *integers),
+            given["dynamic"],
+        ),
+        "inputs": partial(_inputs, parsed, shapes),
+        "floor": lambda problem: Floor(_bytes(parsed, shapes, problem), flop(problem)),
+        "kinds": _KINDS,
+        "check": partial(_check, sorted(known.difference({"dtype"}, integers))),
+    }
+    return Op(parsed.name, parsed.text, reference=reference, **{**made, **given})
+
+
+def _check_given(
+    parsed: Schema, shapes: Mapping[str, tuple[str, ...]], given: Mapping[str, Any], drawn: Set[str]
+) -> None:
+    """Raise InvalidDefinitionError for arguments, or fields ``given``, of which a builder cannot make a contract.
+
+    ``drawn`` names the arguments that a builder draws by a problem's dimensions, others by their defaults.
+    """
+    names = [one.name for one in fields(Op)]
+    if unknown := [name for name in given if name not in names]:
+        fault = UnknownNameError("field of Op", unknown[0], names)
+        raise InvalidDefinitionError(f"op {parsed.name!r}: {fault.message}", hint=fault.hint)
     undrawn = [one.name for one in parsed.parameters if one.required and one.name not in drawn]
     if undrawn and "inputs" not in given:
         raise InvalidDefinitionError(
@@ -130,27 +161,13 @@ def _op(
             f"op {parsed.name!r}: choices: {unposed[0]} is no str or bool argument, by which a builder poses problems",
             hint="make it an argument of the schema, or say problem and inputs yourself",
         )
-    if unknown := [name for name in given if name not in {one.name for one in fields(Op)}]:
-        fault = UnknownNameError("field of Op", unknown[0], [one.name for one in fields(Op)])
-        raise InvalidDefinitionError(f"op {parsed.name!r}: {fault.message}", hint=fault.hint)
-    if both := [name for name in (*flags, *texts) if name in known]:
+    sizes = {"dtype"}.union(*shapes.values())
+    both = [one.name for one in parsed.parameters if one.name in sizes and (one.kind != "Tensor" or one.optional)]
+    if both and not {"problem", "inputs"} <= given.keys():
         raise InvalidDefinitionError(
             f"op {parsed.name!r}: {both[0]} is an argument, and the name of a dimension that a builder makes",
-            hint=f"give the argument another name than {', '.join(sorted(known))}",
+            hint=f"give the argument another name than {', '.join(sorted(sizes))}",
         )
-    given["choices"] = {**dict.fromkeys(flags, (True, False)), **given.get("choices", {})}
-    given["examples"] = tuple(one for dims in given["examples"] for one in _with_choices(dims, given["choices"]))
-    made: dict[str, Any] = {
-        "version": 1,
-        "problem": partial(
-            _problem, {name: shapes[name] for name in _named(parsed, "Tensor")}, (*flags, *texts), given["dynamic"]
-        ),
-        "inputs": partial(_inputs, parsed, shapes),
-        "floor": lambda problem: Floor(_bytes(parsed, shapes, problem), flop(problem)),
-        "kinds": _KINDS,
-        "check": partial(_check, sorted(known - {"dtype"})),
-    }
-    return Op(parsed.name, parsed.text, reference=reference, **{**made, **given})
 
 
 def _tensors(parsed: Schema) -> list[str]:
@@ -198,9 +215,9 @@ def _elementwise_problem(tensor: str, texts: Sequence[str], arguments: Arguments
 
 
 def _problem(
-    shapes: Mapping[str, tuple[str, ...]], choices: Sequence[str], dynamic: Set[str], arguments: Arguments
+    shapes: Mapping[str, tuple[str, ...]], others: Sequence[str], dynamic: Set[str], arguments: Arguments
 ) -> dict[str, Value]:
-    """The dimensions by the tensors' ``shapes``, and the arguments ``choices``: of a tensor, whether it is given.
+    """The dimensions by the tensors' ``shapes``, and those of ``others``, arguments: of a tensor, whether it is given.
 
     Several leading dimensions are multiplied to one that is ``dynamic``: a weight has no more than its own.
     """
@@ -221,9 +238,9 @@ def _problem(
     if first is None:
         raise InvalidArgumentError(f"{arguments.op}: no tensor is given", hint=f"expected {', '.join(shapes)}")
     dims["dtype"] = dtype_name(first[1].dtype)
-    for name in choices:
+    for name in others:
         value = arguments[name]
-        dims[name] = value if isinstance(value, bool | str) else value is not None
+        dims[name] = value if isinstance(value, bool | int | str) else value is not None
     return dims
 
 

@@ -86,6 +86,18 @@ def test_a_text_of_choices_is_a_dimension_and_checked_for_each(default: str) -> 
         op.pose(op.arguments(op.bind((torch.ones(2, 8), torch.ones(8), "tan"), {})))
 
 
+def test_an_integer_that_is_named_as_a_dimension_is_posed_and_may_be_negative() -> None:
+    op = rows_op(
+        "acme::shifted(Tensor x, int position) -> Tensor y",
+        lambda x, position: x + position,
+        dynamic=frozenset({"rows", "position"}),
+        examples=({"rows": 2, "cols": 5, "position": -3, "dtype": "float32"},),
+    )
+    posed = op.pose(op.arguments(op.bind((torch.ones(2, 8), -3), {})))
+    assert dict(posed.dims) == {"rows": 2, "cols": 8, "dtype": "float32", "position": -3}
+    assert check_op(op).ok
+
+
 @pytest.mark.parametrize(
     ("make", "schema", "more", "message"),
     [
@@ -97,6 +109,8 @@ def test_a_text_of_choices_is_a_dimension_and_checked_for_each(default: str) -> 
         ),
         (rows_op, "(Tensor x, bool cols=False) -> Tensor y", {}, "cols is an argument, and the name of a dimension"),
         (gemm_op, "(Tensor x, Tensor weight, Tensor? n=None) -> Tensor y", {}, "n is an argument, and the name of"),
+        (gemm_op, "(Tensor x, Tensor weight, int k=2) -> Tensor y", {}, "k is an argument, and the name of"),
+        (rows_op, "(Tensor x, str dtype='float16') -> Tensor y", {}, "dtype is an argument, and the name of"),
         (rows_op, "(Tensor a, Tensor b) -> Tensor c", {}, "no argument is named x or y.*\n  say .* rows=.'a', 'c'"),
         (gemm_op, "(Tensor x) -> Tensor y", {}, "takes x .m, k. and a weight .n, k.*\n  write e.g. acme::made"),
         (
