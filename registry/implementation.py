@@ -97,7 +97,8 @@ class Launch:
 
     def _check_types(self) -> None:
         if not isinstance(self.args, tuple | list):
-            raise self.fault(f"args is {self.args!r:.80}, expected a tuple", f"e.g. ({self.args!r:.40},)")
+            example = f"({self.args!r:.40},)" if isinstance(self.args, str) else '("y", "x", problem.cols)'
+            raise self.fault(f"args is {self.args!r:.80}, expected a tuple", f"e.g. {example}")
         for name, given in (("constants", self.constants), ("options", self.options)):
             if not isinstance(given, Mapping):
                 raise self.fault(f"{name} is {given!r:.80}, expected a mapping of names to values")

@@ -111,6 +111,12 @@ ANSWERS = {
         "space: the constraint 'odd' raised ZeroDivisionError: division by zero (", "1 / 0",
     ),
     "raises": (UNSUPPORTED, "return [problem.cols]", "unsupported() raised AttributeError:", "[problem.cols]"),
+    "raises ours": (
+        UNSUPPORTED,
+        "return [problem.traits['algned']]",
+        "unsupported() raised UnknownNameError: unknown trait 'algned' (did you mean aligned?) (",
+        "['algned']",
+    ),
     "dtype": (SPACE, "return Space(ACC=[torch.float32])", "holds torch.float32, a torch.dtype", "Space(ACC"),
     "function": (SPACE, "return Space(ACT=[len])", "holds <built-in function len>", "Space(ACT"),
     "numpy": (SPACE, "import numpy; return Space(B=[numpy.int64(4)])", "a numpy.int64", "Space(B="),
@@ -181,6 +187,7 @@ LAUNCHES = {
     "fraction": ("Launch(KERNEL, (problem.n / 64,), ('y',))", "expected a tuple of up to three ints, none negative"),
     "negative": ("Launch(KERNEL, (-1,), ('y',))", "the grid is (-1,), expected a tuple of up to three ints"),
     "letters": ("Launch(KERNEL, (1,), 'yx')", "args is 'yx', expected a tuple"),
+    "no arguments": ("Launch(KERNEL, (1,), None)", "args is None, expected a tuple (e.g. (\"y\", \"x\", problem.cols"),
     "misspelt": ("Launch(KERNEL, (1,), ('y', 'xx', problem.n))", "unknown argument 'xx' of kernel square"),
     "option": (
         "Launch(KERNEL, (1,), ('y', 'x', problem.n), options={'flag': ['-O1']})",

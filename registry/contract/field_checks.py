@@ -89,14 +89,9 @@ def _faults(op: Op) -> Iterator[tuple[str, str]]:
 
 def _backward_faults(backward: Backward | None) -> Iterator[tuple[str, str]]:
     """Names in a ``Backward`` that are one text, which would be read letter by letter."""
-    for told, names in (
-        ()
-        if backward is None
-        else (
-            ("saved", backward.saved),
-            ("differentiable", backward.differentiable),
-        )
-    ):
+    if backward is None:
+        return
+    for told, names in (("saved", backward.saved), ("differentiable", backward.differentiable)):
         given: object = names
         if isinstance(given, str):
             yield f"{told} in its backward is {given!r} ({backward.place})", f"expected a tuple of names, ({given!r},)"
