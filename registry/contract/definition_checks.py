@@ -57,7 +57,8 @@ def check_definition(op: Op) -> None:
 def check_tolerance(op: Op) -> None:
     """Raise InvalidDefinitionError unless the op's tolerance is a Tolerance."""
     if not isinstance(op.tolerance, Tolerance):
-        raise InvalidDefinitionError(f"op {op.name!r}: its tolerance is {op.tolerance!r:.80}")
+        hint = "expected a registry.Tolerance(rtol={...}, atol={...}, scale=...)"
+        raise InvalidDefinitionError(f"op {op.name!r}: its tolerance is {op.tolerance!r:.80}", hint=hint)
 
 
 def _check_dimensions(op: Op) -> None:

@@ -116,7 +116,7 @@ def test_a_part_of_a_contract_that_is_wrong_is_told_by_check_op(change: dict[str
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tolerance": None}, "its tolerance is None"),
+        ({"tolerance": None}, r"its tolerance is None\n  expected a registry.Tolerance"),
         ({"static": "dtype"}, r"static is 'dtype'\n  expected \{'dtype'\}"),
         ({"schema": "acme::twice(int n) -> Tensor y"}, "it takes no tensor"),
         ({"reference": None}, r"its reference is None\n  it takes the schema's arguments in order: \(x\)"),
