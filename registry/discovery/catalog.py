@@ -15,7 +15,7 @@ from typing import Any
 from ..author_code import at
 from ..contract import Op
 from ..device import installed_version
-from ..errors import InvalidDefinitionError, PluginError, RegistryError, UnknownNameError
+from ..errors import InvalidDefinitionError, PluginError, RegistryError, UnknownNameError, unknown_op
 from ..forking import renewed_in_child
 from ..implementation import Implementation
 from ..paths import resolved
@@ -82,7 +82,7 @@ class Catalog:
         try:
             return self._inventory.ops[name]
         except KeyError:
-            raise _unknown_op(name, self._inventory.ops) from None
+            raise unknown_op(name, self._inventory.ops) from None
 
     def implementations(self, op: str) -> tuple[Implementation, ...]:
         """An op's implementations in the order of registration. Raises UnknownNameError for an unknown op."""
@@ -348,7 +348,7 @@ class Catalog:
         check_backward_ops([inventory.ops[name] for name in plugin.ops], inventory.ops)
         for name in inventory.inactive(plugin):
             hook = plugin.hooks[hook_of(name)][0]
-            unknown = UnknownNameError("op", name, inventory.ops)
+            unknown = unknown_op(name, inventory.ops)
             raise PluginError(unknown.message, hint=f"{unknown.hint}{at(hook)}") from unknown
         for op in [op for op in inventory.ops.values() if op.hook in plugin.hooks]:
             self._implementations_of(op.name)
@@ -357,14 +357,3 @@ class Catalog:
                     check_implementation_of(op, implementation, inventory.implementations[op.name], hook=hook)
                     inventory.add_implementation(plugin, op, implementation)
         inventory.plugins.append(plugin)
-
-
-def _unknown_op(name: str, known: Mapping[str, Op]) -> UnknownNameError:
-    """The error for the name of an op that nobody defines: the nearest names, or how the op of a plugin comes in."""
-    vendor, found, _ = str(name).partition("::")
-    remedy = (
-        f"no plugin that is loaded defines ops of {vendor}::; name its file by --plugin or registry.load_file(), or"
-        " install its package (`registry plugins` lists what is loaded)"
-    )
-    absent = found and not any(other.startswith(f"{vendor}::") for other in known)
-    return UnknownNameError("op", name, known, remedy=remedy if absent else "")
