@@ -327,6 +327,23 @@ def test_a_result_that_is_ignored_is_told_by_the_check_and_by_the_tuner(
     assert line.endswith("(2 problems)")
 
 
+def test_a_fault_that_a_library_raises_anew_is_told_with_the_line_of_its_cause(tmp_path: Path) -> None:
+    # as Triton's interpreter does of what a kernel raises
+    (tmp_path / "wrapping.py").write_text(
+        "def anew(function, *given):\n"
+        "    try:\n        function(*given)\n"
+        "    except Exception as fault:\n        raise RuntimeError('anew') from fault\n"
+    )
+    body = PYTHON.replace("return run", "return __import__('functools').partial(anew, run)").replace(
+        "torch.mul(arguments[0], arguments[0], out=outputs[0])", "raise ValueError('no power of 2')"
+    )
+    found = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from wrapping import anew; sys.path.pop(0)\n"
+    _, implementation, file = stranger(tmp_path, found + body)
+    told = checked(implementation)
+    assert "raised RuntimeError: anew (" in told
+    assert line_of(file, "raise ValueError") in told
+
+
 FORGOTTEN = {
     "ignored": ("return arguments[0] ** 2", "", "run returned a tensor that is ignored", "say returns_outputs = True"),
     "none": ("torch.sin(arguments[0])", "\n    returns_outputs = True", "run returned None", "return the outputs, or"),
