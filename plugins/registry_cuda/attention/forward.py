@@ -209,7 +209,7 @@ __device__ inline void {name}(float (&sum)[{count}], {parameter}, unsigned long 
 
 @lru_cache(maxsize=_KEPT)
 def _space(parts: int, device: Device) -> Space:
-    """The same for all sizes: what is compiled for one serves all."""
+    """A space for all sizes: what is compiled for one serves all."""
     limit = shared_limit(device.target)
     return (
         Space(warpgroups=[1, 2, 3], keys=list(_KEYS), stages=[2, 3, 4, 5, 6, 8], in_turn=[True, False])
