@@ -4,9 +4,6 @@
 // they are asked for or, if `late`, when somebody waits for them: a kernel that waits too little, or gives a tile back too
 // early, is wrong in one of the two. Waits that never end, and addresses outside of shared memory, are faults. Included in
 // place of those files, before a kernel's text.
-#include <csetjmp>
-#include <ucontext.h>
-
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -15,8 +12,8 @@
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 #include "cuda_on_cpu.hpp"
+#include "fibers_on_cpu.hpp"
 #include "math_constants.h"
-#include "meeting_on_cpu.hpp"
 
 #define __grid_constant__
 using std::max;
@@ -57,11 +54,7 @@ struct Warp {
 struct Turn {
   unsigned here = 0, round = 0;
 };
-struct Fiber {
-  ucontext_t context;
-  jmp_buf place;
-  unsigned thread;
-  bool begun, done;
+struct Fiber : Resumable {
   std::vector<std::function<void()>> open;                 // products that are not in a group
   std::vector<std::vector<std::function<void()>>> groups;  // that are not waited for
 };
@@ -76,21 +69,8 @@ static std::vector<Fiber> fibers;
 static std::vector<char> stacks;
 static const unsigned STACK = 1 << 16;
 static Meeting block{0};
-static Fiber *running;
-static jmp_buf scheduler;
 
-inline void pause() {
-  if (!_setjmp(running->place)) _longjmp(scheduler, 1);
-}
-inline void resume(Fiber &fiber) {
-  running = &fiber;
-  if (_setjmp(scheduler)) return;
-  if (fiber.begun) _longjmp(fiber.place, 1);
-  fiber.begun = true;
-  setcontext(&fiber.context);
-}
-inline void refuse(const char *what) { fault = fault ? fault : what; }
-
+inline Fiber &own_fiber() { return *static_cast<Fiber *>(running); }
 inline unsigned swizzle(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
 inline unsigned short *half_at(unsigned address) {
   static unsigned short nowhere;
@@ -133,7 +113,7 @@ struct Operand {
 };
 inline void ask(std::function<void()> product) {
   if (late)
-    running->open.push_back(std::move(product));
+    own_fiber().open.push_back(std::move(product));
   else
     product();
 }
@@ -193,11 +173,11 @@ template <int COUNT> void multiply_values(float (&sum)[COUNT], const unsigned (&
 }
 inline void begin_products() {}
 inline void close_products() {
-  cpu::running->groups.push_back(std::move(cpu::running->open));
-  cpu::running->open.clear();
+  cpu::own_fiber().groups.push_back(std::move(cpu::own_fiber().open));
+  cpu::own_fiber().open.clear();
 }
 template <int PENDING> void await_products() {
-  auto &groups = cpu::running->groups;
+  auto &groups = cpu::own_fiber().groups;
   for (; groups.size() > PENDING; groups.erase(groups.begin()))
     for (auto &product : groups.front()) product();
 }
@@ -264,21 +244,13 @@ template <typename Work> void run_block(unsigned bytes, Work &work) {
   block = {threads};
   fibers.assign(threads, {});
   stacks.resize((size_t)threads * STACK);
-  for (unsigned number = 0; number < threads; ++number) {
-    Fiber &fiber = fibers[number];
-    fiber.thread = number, fiber.begun = fiber.done = false;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = stacks.data() + (size_t)number * STACK, fiber.context.uc_stack.ss_size = STACK;
-    fiber.context.uc_link = nullptr;
-    static Work *current;
-    current = &work;
-    makecontext(&fiber.context, (void (*)())(+[] {
-                  (*current)();
-                  running->done = progress = true;
-                  pause();
-                }),
-                0);
-  }
+  static Work *current;
+  current = &work;
+  for (unsigned number = 0; number < threads; ++number)
+    make(fibers[number], number, stacks.data() + (size_t)number * STACK, STACK, +[] {
+      (*current)();
+      leave();
+    });
   for (progress = true; progress && !fault;) {
     progress = false;
     for (Fiber &fiber : fibers) {
