@@ -26,9 +26,9 @@ FORWARD = WgmmaAttention()
 Attend = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 _PTX = {
     'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x));': "found = std::exp2(x);",
-    'asm volatile("bar.sync %0, 256;" ::"r"(FIRST + own) : "memory");': "cpu::name_barrier(FIRST + own, true);",
+    'asm volatile("bar.sync %0, 256;" ::"r"(FIRST + own) : "memory");': "cpu::named_barrier(FIRST + own, true);",
     'asm volatile("bar.arrive %0, 256;" ::"r"(FIRST + (own + 1) % WARPGROUPS) : "memory");': (
-        "cpu::name_barrier(FIRST + (own + 1) % WARPGROUPS, false);"
+        "cpu::named_barrier(FIRST + (own + 1) % WARPGROUPS, false);"
     ),
     'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");': "",
     'asm volatile("" : "+r"(word[k])::"memory");': ";",

@@ -135,7 +135,7 @@ inline unsigned exchanged(unsigned value, unsigned other) {
   warp.meeting.wait();
   return lanes[other];
 }
-inline void name_barrier(unsigned id, bool waits) {
+inline void named_barrier(unsigned id, bool waits) {
   Turn &turn = turns[id];
   const unsigned mine = turn.round;
   if (++turn.here == 256) turn.here = 0, ++turn.round, progress = true;
