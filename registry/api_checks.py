@@ -76,7 +76,10 @@ def problems_of(what: str, op: Op, given: Any) -> list[Problem]:
 def _problem_of(what: str, op: Op, given: Mapping[str, Value] | Problem) -> Problem:
     if isinstance(given, Problem):
         if given.op != op.name:
-            raise InvalidArgumentError(f"{what}({op.name!r}): {given} is a problem of another op")
+            raise InvalidArgumentError(
+                f"{what}({op.name!r}): {given} is a problem of another op",
+                hint=f"call {what}({given.op!r}, ...) for it",
+            )
         return given
     if not isinstance(given, Mapping):
         raise InvalidArgumentError(f"{what}({op.name!r}): {given!r:.80} is no problem", hint=_LIST)

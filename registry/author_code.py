@@ -87,10 +87,15 @@ def outer_frame(frame: FrameType) -> FrameType:
 def where_raised(fault: BaseException, *owners: object) -> str:
     """`` (kernels.py:12)``: the last line that a fault went through in the files of ``owners`` or their classes.
 
-    "" if the fault passed through none of these files, or if its message names the line already.
+    Where the fault passed through none of these files, its cause may have: Triton's interpreter raises what a kernel
+    raised anew. "" if no cause did, either, or if the message names the line already.
     """
     files = {file for owner in owners for file in _author_files(owner)}
-    lines = [frame for frame in traceback.extract_tb(fault.__traceback__) if frame.filename in files]
+    lines: list[traceback.FrameSummary] = []
+    cause: BaseException | None = fault
+    while cause is not None and not lines:
+        lines = [frame for frame in traceback.extract_tb(cause.__traceback__) if frame.filename in files]
+        cause = cause.__cause__
     place = shown(lines[-1].filename, lines[-1].lineno or 0) if lines else ""
     return "" if place in str(fault) else _behind(place)
 

@@ -22,6 +22,10 @@ from .errors import DeviceError
 
 _MULTIPROCESSORS = {"sm_80": 108, "sm_86": 84, "sm_89": 142, "sm_90": 132, "sm_100": 148, "sm_120": 170, "gfx942": 304}
 """Multiprocessors of the largest GPU of an architecture: A100, A40, L40S, H200, B200, RTX 5090, MI300X."""
+_NVIDIA = frozenset(
+    f"sm_{capability}" for capability in (70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
+)
+"""The architectures that LLVM has. For another one it does not raise, but ends the process that compiles."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Device:
         for an unknown architecture.
         """
         name = re.sub(r"\A(sm_\d+)[af]\Z", r"\1", architecture)
-        if not re.fullmatch(r"sm_\d{2,3}|gfx[0-9a-f]{3,4}", name):
+        if name not in _NVIDIA and not re.fullmatch(r"gfx[0-9a-f]{3,4}", name):
             hint = f"expected a GPU architecture, e.g. {', '.join(_MULTIPROCESSORS)}"
             raise DeviceError(f"{architecture!r} is no GPU architecture", hint=hint)
         warp_size = 64 if name.startswith("gfx9") else 32

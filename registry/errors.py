@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from .untrusted.visible import visible
 
@@ -40,17 +40,31 @@ _MOST_NAMES = 80
 
 
 class UnknownNameError(RegistryError, LookupError):
-    """The name of an op, implementation, dimension or attribute that does not exist; ``context`` says of what."""
+    """The name of an op, implementation, dimension or attribute that does not exist; ``context`` says of what.
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], context: str = "") -> None:
+    ``remedy`` is told behind near names, or in the place of all that are known.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], context: str = "", remedy: str = "") -> None:
         names = sorted(known)
         hint = did_you_mean(name, names) if isinstance(name, str) else ""
         more = len(names) - _MOST_NAMES
         shown = ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-        hint = hint or f"known: {shown or 'none'}"
+        hint = " ".join(filter(None, (hint, remedy))) or f"known: {shown or 'none'}"
         super().__init__(f"unknown {kind} {name!r}{context and f' {context}'}", hint=hint)
         self.kind = kind
         self.name = name
+
+
+def unknown_op(name: str, known: Collection[str]) -> UnknownNameError:
+    """The error for an op that nobody defines, with the nearest names, or with how the op of a plugin comes in."""
+    vendor, found, _ = str(name).partition("::")
+    remedy = (
+        f"is the plugin of {vendor} installed, or its file named by --plugin or registry.load_file()?"
+        " `registry plugins` lists what is loaded"
+    )
+    absent = found and not any(other.startswith(f"{vendor}::") for other in known)
+    return UnknownNameError("op", name, known, remedy=remedy if absent else "")
 
 
 class InvalidArgumentError(RegistryError, ValueError):

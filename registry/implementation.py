@@ -15,7 +15,7 @@ import torch
 from .artifact import Artifact, Built, Signature, Target, Variant
 from .author_code import shown
 from .device import Device
-from .errors import InvalidDefinitionError
+from .errors import InvalidDefinitionError, WrongAnswerError
 from .fingerprint import PythonText, fingerprint
 from .problem import Problem, TensorSpec, Value
 from .source_files import sources_of
@@ -97,7 +97,8 @@ class Launch:
 
     def _check_types(self) -> None:
         if not isinstance(self.args, tuple | list):
-            raise self.fault(f"args is {self.args!r:.80}, expected a tuple", f"e.g. ({self.args!r:.40},)")
+            example = f"({self.args!r:.40},)" if isinstance(self.args, str) else '("y", "x", problem.cols)'
+            raise self.fault(f"args is {self.args!r:.80}, expected a tuple", f"e.g. {example}")
         for name, given in (("constants", self.constants), ("options", self.options)):
             if not isinstance(given, Mapping):
                 raise self.fault(f"{name} is {given!r:.80}, expected a mapping of names to values")
@@ -190,7 +191,10 @@ class Implementation(ABC):
         change by torch's version counter or by ``registry.weights_changed``; the new tensor is then copied into the
         memory of the old one, which a captured graph may read.
         """
-        raise KeyError(name)
+        raise WrongAnswerError(
+            f"{self.name}: prepared() names {name!r}, but there is no prepare() that makes it",
+            hint="write prepare(self, name, values, problem, config), which returns the tensor of that name",
+        )
 
     def prepared_config(self, problem: Problem, config: Config) -> Config:
         """The parameters that prepared tensors depend on: configs that agree in them share one copy. Default: all."""

@@ -111,6 +111,12 @@ ANSWERS = {
         "space: the constraint 'odd' raised ZeroDivisionError: division by zero (", "1 / 0",
     ),
     "raises": (UNSUPPORTED, "return [problem.cols]", "unsupported() raised AttributeError:", "[problem.cols]"),
+    "raises ours": (
+        UNSUPPORTED,
+        "return [problem.traits['algned']]",
+        "unsupported() raised UnknownNameError: unknown trait 'algned' (did you mean aligned?) (",
+        "['algned']",
+    ),
     "dtype": (SPACE, "return Space(ACC=[torch.float32])", "holds torch.float32, a torch.dtype", "Space(ACC"),
     "function": (SPACE, "return Space(ACT=[len])", "holds <built-in function len>", "Space(ACT"),
     "numpy": (SPACE, "import numpy; return Space(B=[numpy.int64(4)])", "a numpy.int64", "Space(B="),
@@ -181,6 +187,7 @@ LAUNCHES = {
     "fraction": ("Launch(KERNEL, (problem.n / 64,), ('y',))", "expected a tuple of up to three ints, none negative"),
     "negative": ("Launch(KERNEL, (-1,), ('y',))", "the grid is (-1,), expected a tuple of up to three ints"),
     "letters": ("Launch(KERNEL, (1,), 'yx')", "args is 'yx', expected a tuple"),
+    "no arguments": ("Launch(KERNEL, (1,), None)", "args is None, expected a tuple (e.g. (\"y\", \"x\", problem.cols"),
     "misspelt": ("Launch(KERNEL, (1,), ('y', 'xx', problem.n))", "unknown argument 'xx' of kernel square"),
     "option": (
         "Launch(KERNEL, (1,), ('y', 'x', problem.n), options={'flag': ['-O1']})",
@@ -206,11 +213,20 @@ KERNELS = {
         "float *y, const float *x, int64_t n, int m",
         "takes 4 arguments (y, x, n, m), but the launch",
     ),
-    "dtype": ("float *y, const double *x, int64_t n", "'x' is a tensor of float32, but the parameter x is double*"),
-    "bits": ("uint16_t *y, const float *x, int64_t n", "'y' is a tensor of float32, but the parameter y is uint16_t*"),
+    "dtype": (
+        "float *y, const double *x, int64_t n",
+        "'x' is a tensor of float32, but the parameter x is double*",
+    ),
+    "bits": (
+        "uint16_t *y, const float *x, int64_t n",
+        "a tensor of float32, but the parameter y is uint16_t* (declare",
+    ),
     "number": ("float *y, const float *x, float n", "int, but the parameter n is float (give float(...))"),
-    "pointer": ("float *y, const float *x, const int *n", "is a number, but the parameter n is int*"),
-    "order": ("int64_t n, float *y, const float *x", "'y' is a tensor, but the parameter n is int64_t"),
+    "pointer": (
+        "float *y, const float *x, const int *n",
+        "but the parameter n is int* (args are in the kernel's order",
+    ),
+    "order": ("int64_t n, float *y, const float *x", "'y' is a tensor, but the parameter n is int64_t (args"),
 }
 
 
@@ -268,6 +284,12 @@ CUDA_SLIPS = {
     "name": ('"square<float>"', '"sqare<float>"', "did you mean square?", "return Launch"),
     "argument": ('("y", "x", problem.n)', '("y", "xs", problem.n)', "did you mean x?", "return Launch"),
     "option": ('"block"', '"blocks"', "did you mean block?", "return Launch"),
+    "no block": (
+        ', options={"block": 256}',
+        "",
+        "the option block is missing (expected the threads of",
+        "return Launch",
+    ),
     "text": ("x[i] * x[i]", "x[i] * z[i]", 'identifier "z" is undefined', "z[i]"),
 }
 
@@ -303,6 +325,23 @@ def test_a_result_that_is_ignored_is_told_by_the_check_and_by_the_tuner(
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("failed")]
     assert line.startswith(f"failed mine.one: error: {message.removeprefix('mine.one: ')}")
     assert line.endswith("(2 problems)")
+
+
+def test_a_fault_that_a_library_raises_anew_is_told_with_the_line_of_its_cause(tmp_path: Path) -> None:
+    # as Triton's interpreter does of what a kernel raises
+    (tmp_path / "wrapping.py").write_text(
+        "def anew(function, *given):\n"
+        "    try:\n        function(*given)\n"
+        "    except Exception as fault:\n        raise RuntimeError('anew') from fault\n"
+    )
+    body = PYTHON.replace("return run", "return __import__('functools').partial(anew, run)").replace(
+        "torch.mul(arguments[0], arguments[0], out=outputs[0])", "raise ValueError('no power of 2')"
+    )
+    found = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from wrapping import anew; sys.path.pop(0)\n"
+    _, implementation, file = stranger(tmp_path, found + body)
+    told = checked(implementation)
+    assert "raised RuntimeError: anew (" in told
+    assert line_of(file, "raise ValueError") in told
 
 
 FORGOTTEN = {
@@ -415,9 +454,15 @@ SCALED = replace(
     reference=lambda x, times: x * times, backward=None, inputs=lambda *given: (*SQUARE.inputs(*given), 2),
 )
 
+LISTED = replace(
+    SQUARE, name="kernels::listed", schema="kernels::listed(Tensor[] xs) -> Tensor y", backward=None,
+    reference=lambda xs: xs[0], inputs=lambda *given: (SQUARE.inputs(*given),), independent=frozenset(),
+    problem=lambda arguments: {"n": arguments.tensors_of("xs")[9], "dtype": "float32"},
+)
+
 @registry.defines
 def ops():
-    return [COLUMN, SCALED]
+    return [COLUMN, SCALED, LISTED]
 """
 
 
@@ -432,6 +477,9 @@ def test_a_call_that_an_op_cannot_pose_is_told_with_op_line_and_arguments(tmp_pa
         own.call("kernels::column", torch.ones(2))
     assert line_of(file, "shape[1]") in raised.value.message
     assert raised.value.hint == "the arguments are x: [2]: does the op accept them?"
+    with pytest.raises(registry.InvalidArgumentError, match="IndexError") as raised:
+        own.call("kernels::listed", [torch.ones(2), torch.ones(3, 4)])
+    assert raised.value.hint == "the arguments are xs: [[2], [3, 4]]: does the op accept them?"
     for number in (2**70, -(2**63) - 1):
         with pytest.raises(registry.InvalidArgumentError, match=f"scaled: times is {number}, expected an int of 64"):
             own.call("kernels::scaled", torch.ones(2), number)

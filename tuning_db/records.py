@@ -246,7 +246,7 @@ class Decision(Exchanged):
 
     @property
     def is_noise(self) -> bool:
-        """Whether other work disturbed its finals so much that no ratio of them tells by how much it is faster."""
+        """True if other work disturbed the finals so much that no ratio tells by how much the winner is faster."""
         default = self.default_ratio
         return is_noise(self.lo, self.hi) or (default is not None and is_noise(default.low, default.high))
 

@@ -67,7 +67,7 @@ class _Decoding(DenseImplementation):
 
 
 class CppGemvInt4(_Decoding):
-    """One row: every weight is used once."""
+    """The product of one row, which uses every weight once."""
 
     name = "cpp.gemv"
 

@@ -100,7 +100,7 @@ class _PackedColumns(DenseImplementation):
 
 
 class CppGemv(_PackedColumns):
-    """One row: every weight is used once."""
+    """The product of one row, which uses every weight once."""
 
     name = "cpp.gemv"
 

@@ -27,7 +27,7 @@ class _Product(Implementation):
     transfers = False
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """Not before it was measured: untuned it is torch's own choice, by another way."""
+        """Below every other implementation: until a tune has chosen an algorithm, it runs what torch would run."""
         return -5.0
 
     def space(self, problem: Problem, device: Device) -> Space:

@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 import torch
 
 from registry import Config, Device, Launch, Problem, Space
-from registry.artifact import Built, Signature
-from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, shared_limit
-from registry.implementation import Run
+from registry.backends.cuda import CudaKernel, read_source, shared_limit
 
 from .number import C_TYPES
 from .packed_order import STEP, STRIP, packed, steps
-from .tensor_map import MatrixTiles, tensor_map
+from .tensor_map import MatrixTiles, TensorMapImplementation, tensor_map
 
 _SOURCE = read_source(
     f"{__package__}.kernels", "number.cuh", "tensor_core.cuh", "warpgroup.cuh", "tensor_map.cuh", "packed_wgmma.cu"
@@ -49,7 +47,7 @@ _USABLE = {1: 1.0, 2: 1.0, 4: 0.2, 8: 0.45}
 """By size of a cluster, the share of the GPU that clusters filled in what was measured: those of four seldom paid."""
 
 
-class WgmmaPacked(CudaImplementation):
+class WgmmaPacked(TensorMapImplementation):
     """Warpgroup products (wgmma): the weight's levels, expanded in registers, are the 64-row operand.
 
     Beside activations of 8 bits they are 8-bit levels themselves, and int8 sums are exact. The copy engine brings
@@ -122,18 +120,6 @@ class WgmmaPacked(CudaImplementation):
     def prepared_config(self, problem: Problem, config: Config) -> Config:
         """Nothing: a weight is held once, whatever wins."""
         return {}
-
-    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Bind after CUDA is initialised in this process: tensor maps need a context."""
-        torch.cuda.init()
-        return super().bind(problem, config, device, built)
-
-    def bind_loaded(
-        self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
-    ) -> Run | None:
-        """Bind loaded kernels after CUDA is initialised in this process: tensor maps need a context."""
-        torch.cuda.init()
-        return super().bind_loaded(problem, config, device, signature, like)
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
         shape, cluster = _TileShape.of(problem, self.bits), config["cluster"]

@@ -7,7 +7,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from registry import Config, Device, Problem
+from registry.artifact import Built, Signature
+from registry.backends.cuda import CudaImplementation
 from registry.errors import UnsupportedError
+from registry.implementation import Run
 
 WIDTH = 128
 """Bytes of a tile's row: those that the swizzle of 128 bytes permutes."""
@@ -71,6 +75,22 @@ _TYPES = {
     "float32": ("CU_TENSOR_MAP_DATA_TYPE_FLOAT32", 4),
     "float8_e4m3fn": ("CU_TENSOR_MAP_DATA_TYPE_UINT8", 1),
 }
+
+
+class TensorMapImplementation(CudaImplementation):
+    """Base of implementations whose launches hold tensor maps."""
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        """Bind after CUDA is initialised in this process: tensor maps need a context."""
+        torch.cuda.init()
+        return super().bind(problem, config, device, built)
+
+    def bind_loaded(
+        self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
+    ) -> Run | None:
+        """Bind loaded kernels after CUDA is initialised in this process: tensor maps need a context."""
+        torch.cuda.init()
+        return super().bind_loaded(problem, config, device, signature, like)
 
 
 def itemsize(dtype: str) -> int:

@@ -10,12 +10,10 @@ from typing import NamedTuple
 import torch
 
 from registry import Config, Device, Launch, Problem, Space
-from registry.artifact import Built, Signature
-from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, shared_limit
-from registry.implementation import Run
+from registry.backends.cuda import CudaKernel, read_source, shared_limit
 
 from .number import C_TYPES
-from .tensor_map import WIDTH, MatrixTiles, tensor_map
+from .tensor_map import WIDTH, MatrixTiles, TensorMapImplementation, tensor_map
 
 _SOURCE = read_source(f"{__package__}.kernels", "tensor_map.cuh", "tensor_core.cuh", "warpgroup.cuh", "wgmma_gemm.cu")
 _PRODUCTS = {"bfloat16": "k16.f32.bf16.bf16", "float16": "k16.f32.f16.f16", "float8_e4m3fn": "k32.f32.e4m3.e4m3"}
@@ -36,7 +34,7 @@ _MANY_WAVES = 4
 _KEPT = 1024
 
 
-class WgmmaGemm(CudaImplementation):
+class WgmmaGemm(TensorMapImplementation):
     """Base: ``y = a @ b.T``, scaled and with a bias, by tiles on wgmma.
 
     One warp asks the copy engine for tiles ahead and warpgroups multiply, as CUTLASS's warp-specialised kernels do;
@@ -90,18 +88,6 @@ class WgmmaGemm(CudaImplementation):
         sums = "scaled" if self.scales(problem) == "block" else sums
         whole_tiles = -(-problem.m // 64) * 64
         return _fastest(self.space(problem, device), _GemmSize(whole_tiles, problem.n, steps, sums), device)
-
-    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Bind after CUDA is initialised in this process: tensor maps need a context."""
-        torch.cuda.init()
-        return super().bind(problem, config, device, built)
-
-    def bind_loaded(
-        self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
-    ) -> Run | None:
-        """Bind loaded kernels after CUDA is initialised in this process: tensor maps need a context."""
-        torch.cuda.init()
-        return super().bind_loaded(problem, config, device, signature, like)
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
         m, n, k, cluster, output = problem.m, problem.n, problem.k, config["cluster"], self.output(problem)

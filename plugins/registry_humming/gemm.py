@@ -36,11 +36,11 @@ class _Humming(Implementation):
         self.op = op
 
     def unsupported(self, problem: Problem, device: Device) -> Iterator[str]:
-        """The library that is missing, and what it has no kernel for."""
+        """Reasons: the library is missing, or has no kernel for the problem."""
         yield from reasons(problem, device)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """Not before it was measured: its first call takes seconds."""
+        """Below every other implementation until it is tuned, since its first call takes seconds."""
         return -10.0
 
     def prepared(self, problem: Problem, config: Config) -> Mapping[str, tuple[str, ...]]:
@@ -59,7 +59,7 @@ class _Humming(Implementation):
         return order.offsets(value if has_zeros(problem) else torch.full_like(value, 0.5), form)
 
     def prepared_config(self, problem: Problem, config: Config) -> Config:
-        """Nothing: a weight is held once for all tiles."""
+        """No parameters: all tiles read one copy of a weight."""
         return {}
 
     @abstractmethod
@@ -67,7 +67,7 @@ class _Humming(Implementation):
         """The tile, or the rows for which the library chooses one, as plain data."""
 
     def variants(self, problem: Problem, config: Config, device: Device, signature: Signature) -> tuple[Variant, ...]:
-        """One: layer and tile, the library's version, and the GPU, whose properties it asks for."""
+        """One variant: layer and tile, the library's version, and the GPU, whose properties the library asks for."""
         spec = {
             "layer": dict(HummingForm.of(problem).layer),
             "device": [device.index, device.name, device.architecture],

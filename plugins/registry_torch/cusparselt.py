@@ -53,7 +53,7 @@ class CuSparseLt(Implementation):
             yield f"n={problem.n} and k={problem.k} must be multiples of {_WEIGHT}"
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """Not before it was measured: it holds the weight a second time."""
+        """Below every other implementation until it is tuned, since it holds the weight a second time."""
         return -0.75
 
     def space(self, problem: Problem, device: Device) -> Space:
@@ -68,7 +68,7 @@ class CuSparseLt(Implementation):
         return compressed(dense(*values))
 
     def prepared_config(self, problem: Problem, config: Config) -> Config:
-        """Nothing: a weight is held once for all algorithms."""
+        """No parameters: all algorithms read one copy of a weight."""
         return {}
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:

@@ -23,7 +23,7 @@ class DequantizedInt4Gradient(Native):
     op = "gemm_int4_backward"
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Write through ``out=``."""
+        """The run, which writes through ``out=``."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             grad_y, qweight, scales, zeros, _, group_size, k, _ = arguments

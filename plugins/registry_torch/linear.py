@@ -22,7 +22,7 @@ class Linear(Native):
     op = "linear"
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Write through ``out=``."""
+        """The run, which writes through ``out=``."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             x, weight, bias = arguments
@@ -42,7 +42,7 @@ class LinearBackward(Native):
     op = "linear_backward"
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Write through ``out=``."""
+        """The run, which writes through ``out=``."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             grad_y, x, weight, bias, need_x, need_weight, need_bias = arguments

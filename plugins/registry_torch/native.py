@@ -32,7 +32,7 @@ class VectorAdd(Native):
     op = "vector_add"
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Write through ``out=``."""
+        """The run, which writes through ``out=``."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             torch.add(arguments[0], arguments[1], out=outputs[0])
@@ -75,7 +75,7 @@ class Softmax(Native):
     op = "softmax"
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Write through ``out=``."""
+        """The run, which writes through ``out=``."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             torch.softmax(arguments[0], arguments[1], out=outputs[0])
@@ -107,7 +107,7 @@ class DequantizeGemm(Native):
     name = "torch.native"
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Write through ``out=``."""
+        """The run, which writes through ``out=``."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             a, qweight, scales, zeros, _, group_size, k, _ = arguments

@@ -25,7 +25,7 @@ class DequantizedProduct(Native):
         self.op = op
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Write through ``out=``."""
+        """The run, which writes through ``out=``."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             a, *parts, bias = arguments

@@ -32,7 +32,7 @@ class DenseSparse24(Native):
     op = "gemm_sparse24"
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Write through ``out=``."""
+        """The run, which writes through ``out=``."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             x, values, meta, k, bias = arguments

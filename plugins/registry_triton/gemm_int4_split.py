@@ -97,7 +97,7 @@ class SplitKInt4(_SplitInt4):
         return _nearest_splitk(self.space(problem, device), tiles, device)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """For the few rows of batched decode."""
+        """First for the few rows of batched decode."""
         return 1.5 if problem.m <= 64 else 0.25
 
     def block_m(self, problem: Problem) -> int:

@@ -151,7 +151,7 @@ class SplitKSparse24(_Tiled):
         return _nearest_splitk(self.space(problem, device), tiles, device)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """For the few rows of batched decode."""
+        """First for the few rows of batched decode."""
         return 1.0 if problem.m <= 64 else 0.25
 
     def block_m(self, problem: Problem, config: Config) -> int:

@@ -24,7 +24,6 @@ _DENSE = (torch.strided, torch.jagged)
 """Layouts that are accepted: jagged tensors are a subclass whose calls torch's own operations answer."""
 
 
-_TORCH_NAMES = {"List[Tensor]": "Tensor[]", "List[int]": "int[]", "number": "Scalar"}
 _PYTHON: Mapping[str, tuple[type, ...]] = {
     "Tensor": (torch.Tensor,),
     "Tensor[]": (list, tuple),
@@ -49,8 +48,9 @@ _IN_TEXT: Mapping[str, str] = {
 }
 """Reasons to refuse a schema's text, by pattern: torch's parser would read each as something else."""
 _BY_KIND: Mapping[str, str] = {
-    "List[Optional[Tensor]]": "pass the tensors that are there, and an int[] that tells which",
-    "Optional[List": "an empty list takes the place of an absent one",
+    "Tensor?[]": "pass the tensors that are there, and an int[] that tells which",
+    "Tensor[]?": "an empty list takes the place of an absent one",
+    "int[]?": "an empty list takes the place of an absent one",
     "ScalarType": "pass the dtype's name as a str, which can be a dimension and be stored",
     "Layout": "pass its name as a str, which can be a dimension and be stored",
     "MemoryFormat": "strides tell it",
@@ -349,15 +349,22 @@ def _check_aliases(text: str, arguments: Sequence[Any]) -> None:
             )
 
 
+def _as_written(kind: str) -> str:
+    """A type that torch's parser has read, as a schema writes it: ``Tensor?[]`` for ``List[Optional[Tensor]]``."""
+    for start, end in (("List[", "[]"), ("Optional[", "?")):
+        if kind.startswith(start):
+            return _as_written(kind.removeprefix(start).removesuffix("]")) + end
+    return "Scalar" if kind == "number" else kind
+
+
 def _parameter(text: str, argument: Any) -> Parameter:
-    kind = str(argument.real_type)
-    optional = kind.startswith("Optional[") and not kind.startswith("Optional[List[")
-    kind = kind.removeprefix("Optional[").removesuffix("]") if optional else kind
-    kind = _TORCH_NAMES.get(kind, kind)
+    kind = _as_written(str(argument.real_type))
+    optional = kind.endswith("?") and not kind.endswith("[]?")
+    kind = kind.removesuffix("?") if optional else kind
     if kind not in _PYTHON:
         reason = next((reason for start, reason in _BY_KIND.items() if kind.startswith(start)), "")
         raise InvalidDefinitionError(
-            f"schema {text!r}: {argument.name} is a {kind}" + (f": {reason}" if reason else ""), hint=_ALLOWED
+            f"schema {text!r}: {argument.name} is of type {kind}" + (f": {reason}" if reason else ""), hint=_ALLOWED
         )
     default = argument.default_value if argument.has_default_value() else _REQUIRED
     default = tuple(default) if isinstance(default, list) else default

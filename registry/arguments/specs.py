@@ -372,7 +372,10 @@ class Arguments(_RecordedReads):
         value = self[name]
         if not isinstance(value, kind):
             hint = f"arguments[{name!r}] is None where it is not given" if value is None else ""
-            raise InvalidArgumentError(f"{self.op}: {name} must be {told}, got {value!r:.80}", hint=hint)
+            if isinstance(value, TensorSpec):
+                hint = f"arguments.tensor({name!r}) returns the spec of a tensor"
+            got = "a tensor" if isinstance(value, TensorSpec) else f"{value!r:.80}"
+            raise InvalidArgumentError(f"{self.op}: {name} must be {told}, got {got}", hint=hint)
         return value
 
     @cached_property

@@ -91,9 +91,14 @@ def check_kernel(implementation: Implementation, launch: Launch, signature: Sign
 
 
 def _remedy(argument: Any, kind: _Kind, parameter: _Parameter) -> str:
-    """How a number comes to a parameter of another type; "" where the argument is a tensor or the parameter is one."""
+    """What to write where an argument does not fit a parameter; "" where that is not known."""
     declared = _DTYPES.get(parameter.type)
-    if not isinstance(kind, type) or kind not in _PASSED or declared is None or parameter.pointer:
+    if isinstance(kind, type) == parameter.pointer:
+        given = "the name of a tensor" if parameter.pointer else "a number"
+        return f"args are in the kernel's order: give {given} in this place, or declare the parameter otherwise"
+    if not isinstance(kind, type):
+        return "declare the parameter by the dtype, e.g. as a macro of constants; or refuse the dtype in unsupported()"
+    if kind not in _PASSED or declared is None:
         return ""
     if (kind is float) == declared.is_floating_point:
         return f"declare the parameter as {_PASSED[kind][0]} in the kernel"

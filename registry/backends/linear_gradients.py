@@ -26,7 +26,7 @@ class LinearGradients:
 
     @staticmethod
     def scratch(problem: Problem, chunk: int) -> dict[str, TensorSpec]:
-        """The tensors that it needs beside the outputs, in order, for chunks of so many rows."""
+        """The scratch tensors of a computation in chunks of ``chunk`` rows, in order."""
         wide = torch.promote_types(problem.torch_dtype, torch.float32)
         found = {
             "factor": TensorSpec.contiguous((1,), wide),

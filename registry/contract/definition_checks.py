@@ -33,7 +33,9 @@ def check_name(op: Op) -> None:
             f"op name {op.name!r}", hint="expected lower_case, or vendor::lower_case for an op of your own"
         )
     if op.parsed.name != op.name:
-        raise InvalidDefinitionError(f"op {op.name!r}: its schema is named {op.parsed.name!r}")
+        raise InvalidDefinitionError(
+            f"op {op.name!r}: its schema is named {op.parsed.name!r}", hint=f"begin the schema with {op.name}("
+        )
 
 
 def check_definition(op: Op) -> None:
@@ -55,7 +57,8 @@ def check_definition(op: Op) -> None:
 def check_tolerance(op: Op) -> None:
     """Raise InvalidDefinitionError unless the op's tolerance is a Tolerance."""
     if not isinstance(op.tolerance, Tolerance):
-        raise InvalidDefinitionError(f"op {op.name!r}: its tolerance is {op.tolerance!r:.80}")
+        hint = "expected a registry.Tolerance(rtol={...}, atol={...}, scale=...)"
+        raise InvalidDefinitionError(f"op {op.name!r}: its tolerance is {op.tolerance!r:.80}", hint=hint)
 
 
 def _check_dimensions(op: Op) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -21,8 +23,13 @@ _ASKED: Mapping[str, tuple[str, ...]] = {
     "inputs": ("problem", "kind", "generator"),
     "floor": ("problem",),
     "check": ("problem",),
+    "check_data": ("values",),
+    "view": ("arguments",),
+    "forms": ("given",),
 }
 """The functions of an op that the host calls, with what each is given."""
+_OPTIONAL = frozenset({"check", "check_data", "view", "forms"})
+_IMPLEMENTATION = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)+\Z")
 
 
 def check_fields(op: Op) -> None:
@@ -62,10 +69,17 @@ def _faults(op: Op) -> Iterator[tuple[str, str]]:
         yield f"its version is {op.version!r:.80}", "expected an int, which grows when the semantics change"
     if isinstance(op.kinds, str):  # it would be read letter by letter
         yield f"its kinds are {op.kinds!r}", f"expected a tuple of names, ({op.kinds!r},)"
+    elif twice := [kind for kind, count in Counter(op.kinds).items() if count > 1]:
+        yield f"its kinds have {twice[0]!r} twice", "name each kind of inputs once"
+    baseline: object = op.baseline
+    if not isinstance(baseline, str) or not _IMPLEMENTATION.match(baseline):
+        yield f"its baseline is {baseline!r:.80}", "expected the name of an implementation, e.g. 'torch.native'"
     if isinstance(op.examples, Mapping):
         yield "its examples are one mapping", "expected a tuple of mappings, each of dimensions: ({...},)"
     if op.backward is not None and not isinstance(op.backward, Backward):
         yield f"its backward is {op.backward!r:.80}", "expected registry.Backward(op=..., saved=(...))"
+    else:
+        yield from _backward_faults(op.backward)
     yield from _function_faults(op)
     yield from _alike_faults(op)
     yield from _added_faults(op)
@@ -73,11 +87,23 @@ def _faults(op: Op) -> Iterator[tuple[str, str]]:
         yield from _tolerance_faults(f"its tolerance{name and f' of {name}'}", tolerance)
 
 
+def _backward_faults(backward: Backward | None) -> Iterator[tuple[str, str]]:
+    """Names in a ``Backward`` that are one text, which would be read letter by letter."""
+    if backward is None:
+        return
+    for told, names in (("saved", backward.saved), ("differentiable", backward.differentiable)):
+        given: object = names
+        if isinstance(given, str):
+            yield f"{told} in its backward is {given!r} ({backward.place})", f"expected a tuple of names, ({given!r},)"
+
+
 def _function_faults(op: Op) -> Iterator[tuple[str, str]]:
     for name, given in _ASKED.items():
         function = getattr(op, name)
-        if (function is not None or name != "check") and (why := uncallable(function, given)):
+        if (function is not None or name not in _OPTIONAL) and (why := uncallable(function, given)):
             yield f"{name}: {why}", f"it takes ({', '.join(given)})"
+    if op.flatten is not None and not callable(op.flatten):
+        yield f"flatten: {op.flatten!r:.80} is no function", "it takes a user's call, flatten(*args, **attributes)"
     if op.fake is not None and not isinstance(op.fake, RowMajor) and (why := uncallable(op.fake, op.parsed.names)):
         yield f"fake: {why}", f"it takes the schema's arguments in order: ({', '.join(op.parsed.names)})"
     given = ("problem", "values", "results", "references")

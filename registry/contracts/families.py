@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -57,11 +57,17 @@ def rows_op(
     """The contract of an op on rows of ``cols`` elements, with the dimensions rows, cols and dtype.
 
     ``rows`` names the arguments and outputs of shape [..., cols], an argument first; every other tensor is [cols].
-    A ``Tensor?`` and a ``bool`` add a boolean dimension of their name; other arguments are drawn with their defaults.
+    A ``Tensor?`` and a ``bool`` add a boolean dimension of their name, a ``str`` that ``choices`` names one of its
+    values, an ``int`` that ``static`` or ``dynamic`` names an integer; other arguments are drawn with their defaults.
     ``flop`` is per element.
     ``more`` are further fields of ``Op``, which override these.
     """
     parsed = Schema.parse(schema)
+    if not {*rows}.intersection(_named(parsed, "Tensor")):
+        raise InvalidDefinitionError(
+            f"op {parsed.name!r}: rows: no argument is named {' or '.join(rows) or 'there'}, so that none has rows",
+            hint=f"say which have, e.g. rows=({_tensors(parsed)[0]!r}, {_tensors(parsed)[-1]!r})",
+        )
     for name in rows:
         if name not in {"x", "y", *_tensors(parsed)}:  # ops of a family may share their ``rows``
             raise InvalidDefinitionError(
@@ -81,11 +87,15 @@ def rows_op(
 def gemm_op(schema: str, reference: Callable[..., Outputs], **more: Any) -> Op:
     """The contract of a matrix product, with the dimensions m, n, k and dtype.
 
-    The first tensor is [..., k], the second a weight [n, k], every other one [n], the first output [..., n]. A
-    ``Tensor?`` and a ``bool`` add a boolean dimension of their name; other arguments are drawn with their defaults.
-    ``more`` as for ``rows_op``.
+    The first tensor is [..., k], the second a weight [n, k], every other one [n], the first output [..., n]. Other
+    arguments and ``more`` as for ``rows_op``.
     """
     parsed = Schema.parse(schema)
+    if len(_named(parsed, "Tensor")) < 2 or not parsed.outputs:
+        raise InvalidDefinitionError(
+            f"op {parsed.name!r}: a matrix product takes x [m, k] and a weight [n, k], and returns y [m, n]",
+            hint=f"write e.g. {parsed.name}(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor y",
+        )
     first, weight, *others = _tensors(parsed)
     shapes = {first: ("m", "k"), weight: ("n", "k"), **dict.fromkeys(others, ("n",)), parsed.outputs[0]: ("m", "n")}
     made = {
@@ -107,25 +117,57 @@ def _op(
     flags = [one.name for one in parsed.parameters if _is_flag(one)]
     flop = given.pop("flop")
     known = given["static"] | given["dynamic"]
-    undrawn = [one.name for one in parsed.parameters if one.required and one.kind != "Tensor" and not _is_flag(one)]
-    if undrawn and "inputs" not in given:
-        raise InvalidDefinitionError(
-            f"op {parsed.name!r}: {undrawn[0]} has no default, and a builder draws other arguments by their defaults",
-            hint=f"give {undrawn[0]} a default in the schema, or say inputs and problem yourself",
-        )
+    texts = [name for name in _named(parsed, "str") if name in given.get("choices", {})]
+    integers = [name for name in _named(parsed, "int") if name in known]
+    _check_given(parsed, shapes, given, {*flags, *texts, *integers, *_named(parsed, "Tensor")})
     given["choices"] = {**dict.fromkeys(flags, (True, False)), **given.get("choices", {})}
     given["examples"] = tuple(one for dims in given["examples"] for one in _with_choices(dims, given["choices"]))
     made: dict[str, Any] = {
         "version": 1,
         "problem": partial(
-            _problem, {name: shapes[name] for name in _named(parsed, "Tensor")}, tuple(flags), given["dynamic"]
+            _problem,
+            {name: shapes[name] for name in _named(parsed, "Tensor")},
+            (*flags, *texts, *integers),
+            given["dynamic"],
         ),
         "inputs": partial(_inputs, parsed, shapes),
         "floor": lambda problem: Floor(_bytes(parsed, shapes, problem), flop(problem)),
         "kinds": _KINDS,
-        "check": partial(_check, sorted(known - {"dtype"})),
+        "check": partial(_check, sorted(known.difference({"dtype"}, integers))),
     }
     return Op(parsed.name, parsed.text, reference=reference, **{**made, **given})
+
+
+def _check_given(
+    parsed: Schema, shapes: Mapping[str, tuple[str, ...]], given: Mapping[str, Any], drawn: Set[str]
+) -> None:
+    """Raise InvalidDefinitionError for arguments, or fields ``given``, of which a builder cannot make a contract.
+
+    ``drawn`` names the arguments that a builder draws by a problem's dimensions, others by their defaults.
+    """
+    names = [one.name for one in fields(Op)]
+    if unknown := [name for name in given if name not in names]:
+        fault = UnknownNameError("field of Op", unknown[0], names)
+        raise InvalidDefinitionError(f"op {parsed.name!r}: {fault.message}", hint=fault.hint)
+    undrawn = [one.name for one in parsed.parameters if one.required and one.name not in drawn]
+    if undrawn and "inputs" not in given:
+        raise InvalidDefinitionError(
+            f"op {parsed.name!r}: {undrawn[0]} has no default, and a builder draws other arguments by their defaults",
+            hint=f"give {undrawn[0]} a default in the schema, or say inputs and problem yourself; a str may have its"
+            f' values in choices={{"{undrawn[0]}": (...)}}',
+        )
+    if "problem" not in given and (unposed := [name for name in given.get("choices", {}) if name not in drawn]):
+        raise InvalidDefinitionError(
+            f"op {parsed.name!r}: choices: {unposed[0]} is no str or bool argument, by which a builder poses problems",
+            hint="make it an argument of the schema, or say problem and inputs yourself",
+        )
+    sizes = {"dtype"}.union(*shapes.values())
+    both = [one.name for one in parsed.parameters if one.name in sizes and (one.kind != "Tensor" or one.optional)]
+    if both and not {"problem", "inputs"} <= given.keys():
+        raise InvalidDefinitionError(
+            f"op {parsed.name!r}: {both[0]} is an argument, and the name of a dimension that a builder makes",
+            hint=f"give the argument another name than {', '.join(sorted(sizes))}",
+        )
 
 
 def _tensors(parsed: Schema) -> list[str]:
@@ -173,9 +215,9 @@ def _elementwise_problem(tensor: str, texts: Sequence[str], arguments: Arguments
 
 
 def _problem(
-    shapes: Mapping[str, tuple[str, ...]], flags: Sequence[str], dynamic: Set[str], arguments: Arguments
+    shapes: Mapping[str, tuple[str, ...]], others: Sequence[str], dynamic: Set[str], arguments: Arguments
 ) -> dict[str, Value]:
-    """The dimensions by the tensors' ``shapes``, and the boolean ``flags``.
+    """The dimensions by the tensors' ``shapes``, and those of ``others``, arguments: of a tensor, whether it is given.
 
     Several leading dimensions are multiplied to one that is ``dynamic``: a weight has no more than its own.
     """
@@ -196,9 +238,9 @@ def _problem(
     if first is None:
         raise InvalidArgumentError(f"{arguments.op}: no tensor is given", hint=f"expected {', '.join(shapes)}")
     dims["dtype"] = dtype_name(first[1].dtype)
-    for name in flags:
+    for name in others:
         value = arguments[name]
-        dims[name] = value if isinstance(value, bool) else value is not None
+        dims[name] = value if isinstance(value, bool | int | str) else value is not None
     return dims
 
 

@@ -13,7 +13,7 @@ from ..arguments.specs import TensorSpec, quick_spec
 from ..author_code import at, at_method
 from ..contract import Op
 from ..device import Device
-from ..errors import InvalidDefinitionError, UnsupportedError, WrongAnswerError
+from ..errors import InvalidDefinitionError, RegistryError, UnsupportedError, WrongAnswerError
 from ..implementation import Implementation, Run
 from ..problem import Problem
 from ..space import Config, Space
@@ -181,7 +181,8 @@ def fault_text(implementation: Implementation, question: str, fault: BaseExcepti
     place = at_method(implementation, question, fault)
     if isinstance(fault, InvalidDefinitionError):
         return f"{implementation.name}: {fault.message}{fault.hint and f' ({fault.hint})'}{place}"
-    return f"{implementation.name}: {question}() raised {type(fault).__name__}: {fault}{place}"
+    told = f"{fault.message}{fault.hint and f' ({fault.hint})'}" if isinstance(fault, RegistryError) else str(fault)
+    return f"{implementation.name}: {question}() raised {type(fault).__name__}: {told}{place}"
 
 
 def _went_through(fault: BaseException, function: Any) -> bool:

@@ -34,7 +34,10 @@ def check_declaration(op: Op) -> None:
         return
     schema = op.parsed
     if schema.mutates:
-        raise InvalidDefinitionError(f"op {op.name!r}: it writes to its arguments, so it has no backward")
+        raise InvalidDefinitionError(
+            f"op {op.name!r}: it writes to its arguments, so it has no backward",
+            hint="leave backward out, or return new tensors in the place of what is written to",
+        )
     alone = op.backward.op is None and not op.backward.by_reference
     if alone and (len(schema.outputs) != 1 or op.backward.saved):
         raise InvalidDefinitionError(

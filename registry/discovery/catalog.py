@@ -15,7 +15,7 @@ from typing import Any
 from ..author_code import at
 from ..contract import Op
 from ..device import installed_version
-from ..errors import InvalidDefinitionError, PluginError, RegistryError, UnknownNameError
+from ..errors import InvalidDefinitionError, PluginError, RegistryError, UnknownNameError, unknown_op
 from ..forking import renewed_in_child
 from ..implementation import Implementation
 from ..paths import resolved
@@ -82,11 +82,20 @@ class Catalog:
         try:
             return self._inventory.ops[name]
         except KeyError:
-            raise UnknownNameError("op", name, self._inventory.ops) from None
+            raise unknown_op(name, self._inventory.ops) from None
 
     def implementations(self, op: str) -> tuple[Implementation, ...]:
         """An op's implementations in the order of registration. Raises UnknownNameError for an unknown op."""
         return tuple(self._implementations_of(op).values())
+
+    def files_of(self, op: str) -> tuple[str, ...]:
+        """Paths of the plugin files that define the op or implement it."""
+        with self._lock:
+            return tuple(
+                plugin.name
+                for plugin in self._inventory.plugins
+                if plugin.is_file and (op in plugin.ops or any(op == other for other, _ in plugin.implementations))
+            )
 
     def implementation(self, op: str, name: str) -> Implementation:
         """The implementation of that name. Raises UnknownNameError with the nearest names."""
@@ -117,7 +126,12 @@ class Catalog:
         An implementation may be added again when its class was defined again, as in a notebook.
         """
         if not isinstance(implementation, Implementation):
-            raise InvalidDefinitionError(f"register({implementation!r}): not an Implementation's instance")
+            given: object = implementation
+            hint = f"did you mean register({given.__name__}())?" if isinstance(given, type) else ""
+            raise InvalidDefinitionError(
+                f"register({given!r:.80}): not an Implementation's instance",
+                hint=hint or "expected an object of a class that derives from registry.Implementation",
+            )
         op = self.op(str(getattr(implementation, "op", "")))
         with self._lock:
             self._implementations_of(op.name)
@@ -334,7 +348,7 @@ class Catalog:
         check_backward_ops([inventory.ops[name] for name in plugin.ops], inventory.ops)
         for name in inventory.inactive(plugin):
             hook = plugin.hooks[hook_of(name)][0]
-            unknown = UnknownNameError("op", name, inventory.ops)
+            unknown = unknown_op(name, inventory.ops)
             raise PluginError(unknown.message, hint=f"{unknown.hint}{at(hook)}") from unknown
         for op in [op for op in inventory.ops.values() if op.hook in plugin.hooks]:
             self._implementations_of(op.name)

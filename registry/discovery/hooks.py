@@ -34,13 +34,13 @@ def implements(op: str) -> Callable[[_Implementing], _Implementing]:
     """Mark a function without arguments that returns this plugin's implementations of ``op``.
 
     The function is called once, when the op is first used: put heavy imports inside. Its own name does not matter.
-    Raises InvalidDefinitionError when ``op`` is no name or the function is marked already.
+    Raises InvalidDefinitionError when ``op`` is no name, or when what is marked is no function or marked already.
     """
     if not isinstance(op, str):
         raise InvalidDefinitionError(f"implements({op!r})", hint='expected an op\'s name: @implements("softmax")')
 
     def mark(function: _Implementing) -> _Implementing:
-        _refuse_second_mark(function)
+        _check_marked(function)
         return _implementation_marker(function, specname=hook_of(op))
 
     return mark
@@ -49,9 +49,9 @@ def implements(op: str) -> Callable[[_Implementing], _Implementing]:
 def defines(function: _Defining) -> _Defining:
     """Mark a function without arguments that returns the ops which this plugin defines, named ``vendor::name``.
 
-    Raises InvalidDefinitionError when the function is marked already.
+    Raises InvalidDefinitionError when what is marked is no function, or marked already.
     """
-    _refuse_second_mark(function)
+    _check_marked(function)
     return _implementation_marker(function, specname=DEFINES)
 
 
@@ -80,7 +80,11 @@ def specification(hook: str, doc: str) -> ModuleType:
     return namespace
 
 
-def _refuse_second_mark(function: object) -> None:
+def _check_marked(function: object) -> None:
+    """Raise InvalidDefinitionError for what is no function, or is marked already."""
+    if not callable(function) or isinstance(function, type):
+        hint = "mark a function without arguments that returns a list"
+        raise InvalidDefinitionError(f"{function!r:.80} is no function", hint=hint)
     # pluggy would silently keep only the outer mark
     if getattr(function, f"{PROJECT}_impl", None) is not None:
         name = getattr(function, "__name__", repr(function))

@@ -24,6 +24,8 @@ _EXISTING = "there are 'cpu' and 'cuda', which is torch's type of AMD's GPUs, to
 _GPUS = frozenset({"gpu", "nvidia", "amd", "hip", "rocm"})
 """Other names of what torch calls "cuda"."""
 _FLAGS = ("deterministic", "capturable", "returns_outputs", "any_size", "transfers", "mixed")
+_OTHERS_VENDORS = {"aten": "torch", "prim": "torch", "prims": "torch", "kernel_registry": "the ops in the box"}
+"""Namespaces of ``torch.ops`` that hold operators already, by whose these are."""
 _NAME = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)+\Z")
 
 
@@ -33,17 +35,33 @@ def check_new_op(op: Any, known: Mapping[str, Op], owner: Plugin, plugins: Seque
     ``known`` are the ops so far, ``plugins`` all that were found.
     """
     if not isinstance(op, Op):
-        raise InvalidDefinitionError(f"it defines {op!r}, expected a registry.Op")
+        raise InvalidDefinitionError(f"{op!r:.80} is defined as an op", hint="expected one registry.Op at a time")
     for other in known.values():
         if op.hook == other.hook:
             holder = next((plugin for plugin in plugins if other.name in plugin.ops), owner)
             shown = "" if other.name == op.name else f" as {other.name!r}"
-            raise InvalidDefinitionError(f"it defines {op.name!r}, a name that is taken by {holder}{shown}")
+            raise InvalidDefinitionError(
+                f"op {op.name!r}: its name is taken by {holder}{shown}", hint=_another_name(owner, holder, other)
+            )
     if op.hook == DEFINES:
-        raise InvalidDefinitionError(f"it defines {op.name!r}, a name that is taken by the plugin contract")
+        raise InvalidDefinitionError(
+            f"op {op.name!r}: its name is taken by the plugin contract", hint="give the op another name"
+        )
     if owner.distribution != DISTRIBUTION:
         _check_vendor(op.name, owner, plugins)
     check_backward(op, known)
+
+
+def _another_name(owner: Plugin, holder: Plugin, other: Op) -> str:
+    """What to do where ``holder`` has defined ``other`` before ``owner`` defines an op of its name."""
+    if holder is not owner:
+        return "give the op another name"
+    if owner.is_file or owner.is_installed:
+        return "define each op once"
+    return (
+        f"this process has defined {other.name} before{at(other.reference)}: restart it, or keep the op in a file,"
+        " which registry.load_file() loads and registry.reload() reads again"
+    )
 
 
 def _check_vendor(name: str, owner: Plugin, plugins: Sequence[Plugin]) -> None:
@@ -55,16 +73,23 @@ def _check_vendor(name: str, owner: Plugin, plugins: Sequence[Plugin]) -> None:
     vendor, _, bare = name.rpartition("::")
     if not vendor:
         raise InvalidDefinitionError(
-            f"it defines {name!r}, but bare names belong to the ops in the box: name it vendor::{bare}"
+            f"op {name!r}: bare names belong to the ops in the box", hint=f"name it vendor::{bare}"
+        )
+    if vendor in _OTHERS_VENDORS:
+        raise InvalidDefinitionError(
+            f"op {name!r}: torch.ops.{vendor} belongs to {_OTHERS_VENDORS[vendor]}",
+            hint=f"take a vendor of your own: acme::{bare}",
         )
     if vendor in owner.vendors:
         return
     for plugin in plugins:
         if plugin.is_installed and not plugin.blocked and vendor in plugin.vendors:
-            raise InvalidDefinitionError(f"it defines {name!r}, but ops of {vendor}:: belong to {plugin}")
+            raise InvalidDefinitionError(
+                f"op {name!r}: ops of {vendor}:: belong to {plugin}", hint=f"take a vendor of your own: acme::{bare}"
+            )
     if owner.is_installed:
         own = " or ".join(sorted(f"{vendor}::{bare}" for vendor in owner.vendors))
-        raise InvalidDefinitionError(f"it defines {name!r}, but the ops of this plugin are named after it: {own}")
+        raise InvalidDefinitionError(f"op {name!r}: the ops of this plugin are named after it", hint=f"name it {own}")
 
 
 def check_implementation_of(
@@ -79,7 +104,7 @@ def check_implementation_of(
     ``known`` are the op's implementations so far; ``others`` the names of other plugins, which the name must not begin
     with; ``hook`` returned the implementation. The error ends with the line of its class, or else of the hook.
     """
-    where = f"its implementations of {op.name}"
+    where = f"implementations of {op.name}"
     if fault := _misfit(op, implementation, known):
         raise InvalidDefinitionError(f"{where}: {fault}{_place(implementation, hook)}")
     holder, _, variant = implementation.name.partition(".")

@@ -69,10 +69,17 @@ class Asked:
 
     def _shown(self) -> list[str]:
         """The arguments as text: shapes of tensors, and other values."""
-        given = zip(self._op.parsed.names, self.values, strict=True)
-        return [
-            f"{name}: {list(one.shape) if isinstance(one, torch.Tensor) else repr(one)[:40]}" for name, one in given
-        ]
+        return [f"{name}: {_shown(one)}" for name, one in zip(self._op.parsed.names, self.values, strict=True)]
+
+
+def _shown(value: Any) -> str:
+    """A value of a call as text: the shape of a tensor, the shapes of a list's."""
+    if isinstance(value, torch.Tensor):
+        return f"{list(value.shape)}"
+    if isinstance(value, list | tuple) and any(isinstance(one, torch.Tensor) for one in value):
+        first = ", ".join(map(_shown, value[:4]))
+        return f"[{first}{', ...' if len(value) > 4 else ''}]"
+    return repr(value)[:40]
 
 
 class Answers:

@@ -135,7 +135,7 @@ def _explanation(
         misses=misses,
         others=_others(situation, choice, aside, evidence),
         prepared_bytes=held,
-        tune_command=tune_command(situation.problem),
+        tune_command=tune_command(situation.problem, situation.files),
         source=source,
         there_us=None if evidence is None or choice.over is None else evidence.median_us * choice.over,
     )

@@ -246,7 +246,7 @@ class Miss:
         return self._put_aside(resolved, fault, forced, self.plans.generation)
 
     def warm(self, args: tuple[Any, ...], attributes: Mapping[str, Any], values: tuple[Any, ...]) -> None:
-        """Run such a call and keep its plan, if none is kept. The call is not counted or recorded."""
+        """Run a call of these values and keep its plan, unless one is kept. The call is not counted or recorded."""
         kept = self.plans.recall(place_of(self._op.arguments(values)), self._forcing.of(self._op.name))
         if kept is None:
             self.answer(args, attributes, warming=True)

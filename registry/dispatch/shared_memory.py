@@ -1,4 +1,4 @@
-"""Checks that the tensors that a call writes to share no memory with its other tensors."""
+"""Checks that each element that a call writes to shares no memory with another element of its tensors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..arguments.expansion import expanded_dims
 from ..arguments.schema import Schema, tensors_in
 from ..correctness.output_faults import overlap
 from ..errors import InvalidArgumentError
@@ -19,7 +20,12 @@ _Step = tuple[int, tuple[int, int]]
 
 
 def check_apart(op: str, schema: Schema, values: Sequence[Any]) -> None:
-    """Raise InvalidArgumentError if a tensor that the op writes to shares memory with another one of the call."""
+    """Raise InvalidArgumentError if an element that the op writes to shares memory with another one of the call."""
+    for name in _repeating(schema, values):
+        raise InvalidArgumentError(
+            f"{op}: {name} is expanded, so that several of its elements are one in memory, and it is written to",
+            hint=f"give each element memory of its own: {name}.clone(memory_format=torch.contiguous_format)",
+        )
     for name, other in _shared(schema, values):
         raise InvalidArgumentError(
             f"{op}: {name} and {other} share memory, and {name} is written to",
@@ -29,7 +35,14 @@ def check_apart(op: str, schema: Schema, values: Sequence[Any]) -> None:
 
 def is_apart(schema: Schema, values: Sequence[Any]) -> bool:
     """True if ``check_apart`` accepts the call."""
-    return next(_shared(schema, values), None) is None
+    return not any(_repeating(schema, values)) and next(_shared(schema, values), None) is None
+
+
+def _repeating(schema: Schema, values: Sequence[Any]) -> Iterator[str]:
+    """Names of the tensors that the op writes to and that are expanded."""
+    for parameter, value in zip(schema.parameters, values, strict=True):
+        if parameter.mutated and expanded_dims(value) and value.numel():
+            yield parameter.name
 
 
 def _shared(schema: Schema, values: Sequence[Any]) -> Iterator[tuple[str, str]]:

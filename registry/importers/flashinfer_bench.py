@@ -72,7 +72,7 @@ class Definition:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Folders from which its reference may import modules."""
+        """Folders from which the definition's reference may import modules."""
         return self.file.path.parent, self.file.path.parent.parent
 
     @property

@@ -35,7 +35,7 @@ class HubCommit(NamedTuple):
     kind: str
 
     def downloaded(self, patterns: Sequence[str]) -> Path:
-        """The folder with its files that match one of the patterns; without the hub, that in the cache.
+        """The folder with the commit's files that match one of the patterns; without the hub, the cached one.
 
         Raises UnsupportedError.
         """
@@ -54,7 +54,7 @@ class HubCommit(NamedTuple):
         raise UnsupportedError(_failed(self.repository, self.commit, why), hint=_ELSEWHERE) from faults[-1]
 
     def files(self) -> list[str]:
-        """The names of all its files, none where the hub cannot be asked."""
+        """The names of all files of the commit; none where the hub cannot be asked."""
         if not self.kind:
             return []
         found = _api().list_repo_files(self.repository, revision=self.commit, repo_type=self.kind)

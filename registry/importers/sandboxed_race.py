@@ -59,7 +59,7 @@ class _Entered:
 
     @property
     def times(self) -> list[float]:
-        """Times in µs of its blocks, or of its trial where it was in none."""
+        """Times in µs of the entrant's blocks, or of its first trial where it was in no block."""
         return [us for one in self.trials[1:] or self.trials for us in one.outcome.samples]
 
 

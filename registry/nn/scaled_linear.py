@@ -26,7 +26,7 @@ class ScaledWeight(FrozenWeight):
 
     @property
     def device(self) -> torch.device:
-        """The device of its tensors."""
+        """The device of the module's tensors."""
         return self.levels.device
 
     @property

@@ -80,7 +80,10 @@ class PackedWeight(FrozenWeight):
         parts = (self.qweight, self.scales, self.zeros, self.group_size, self.shape)
         check_parts("PackedWeight", *parts, bits=self.bits, layout=self.layout, g_idx=self.g_idx)
         if self.layout != layout_name(self.codebook, self.g_idx is not None):
-            raise InvalidArgumentError(f"PackedWeight: layout {self.layout!r} beside codebook {self.codebook!r}")
+            raise InvalidArgumentError(
+                f"PackedWeight: layout {self.layout!r} beside codebook {self.codebook!r}",
+                hint="leave layout out: it follows from codebook and g_idx",
+            )
         if self.g_idx is not None:
             check_order("PackedWeight", self.g_idx, self.group_size)
 
@@ -91,7 +94,7 @@ class PackedWeight(FrozenWeight):
 
     @property
     def device(self) -> torch.device:
-        """The device of its tensors."""
+        """The device of the weight's tensors."""
         return self.qweight.device
 
     @property

@@ -70,7 +70,7 @@ class SandboxedEntrant:
         return SandboxView(shown, devices, limits.temporary_bytes)
 
     def environment(self, device: Device) -> dict[str, str]:
-        """The variables that its process finds, and no others."""
+        """The environment variables of the entrant's process."""
         places = [*(each.parent for each in package_paths(self.packages)), *site_folders(), *self.search]
         folders = dict.fromkeys(map(str, places))
         found = {

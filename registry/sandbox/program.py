@@ -100,7 +100,7 @@ class SandboxedProgram:
         return elapsed / 1e3
 
     def stop(self) -> None:
-        """Stop all its processes."""
+        """Stop all processes of the program."""
         self._freeze()
 
     def refuse(self, status: str, message: str) -> None:
@@ -109,7 +109,7 @@ class SandboxedProgram:
         raise EntrantError(status, message)
 
     def close(self) -> None:
-        """End all its processes, and free what it held. May be called again."""
+        """End all processes of the program, and free its memory and descriptors. May be called again."""
         if self._is_over:
             return
         self._is_over = True
@@ -183,7 +183,7 @@ class SandboxedProgram:
                     self.refuse("out_of_memory", "the machine has nearly no memory left while it runs")
 
     def _hear(self, poll: select.poll) -> None:
-        """Read what it printed, of which the end is kept."""
+        """Read what the program has printed, of which the end is kept."""
         try:
             said = os.read(self._output, 1 << 16)
         except OSError:
@@ -201,7 +201,7 @@ class SandboxedProgram:
         self.refuse("crash", f"its process ended: {_how(code)}{last and f': {last}'}")
 
     def _last_line(self) -> str:
-        """The last line that it printed, "" for none."""
+        """The last line that the program has printed, "" for none."""
         poll = select.poll()
         poll.register(self._output, select.POLLIN)
         if poll.poll(0):

@@ -99,7 +99,7 @@ class SandboxedSubject:
         return self.calls.prepares
 
     def run(self, outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
-        """One call of its own problem."""
+        """One call of the problem that the subject was built for."""
         self.calls.run(outputs, arguments, scratch)
 
     def timed(self, first: int, arguments: Sequence[tuple[Any, ...]], outputs: Sequence[Tensors]) -> float:

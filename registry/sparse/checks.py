@@ -27,7 +27,10 @@ def check_parts(what: str, values: Shaped, meta: Shaped) -> None:
             hint=f"expected int32 of shape {wanted}: 4 bits for each four elements along K={2 * shape[1]}",
         )
     if values.device != meta.device:
-        raise InvalidArgumentError(f"{what}: its tensors are on several devices: {values.device}, {meta.device}")
+        raise InvalidArgumentError(
+            f"{what}: its tensors are on several devices: {values.device}, {meta.device}",
+            hint="move them to one: .to(device)",
+        )
 
 
 def check_dense(what: str, weight: object) -> torch.Tensor:

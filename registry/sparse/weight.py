@@ -71,7 +71,7 @@ class Sparse24Weight:
 
     @property
     def device(self) -> torch.device:
-        """The device of its tensors."""
+        """The device of the weight's tensors."""
         return self.values.device
 
     @property

@@ -65,7 +65,8 @@ class Notes:
     def report(self) -> Report:
         """The report; raises CheckError when something failed, or when there was nothing to check."""
         if not self.checked:
-            self.failures.append((Place(), "nothing was checked"))
+            remedy = "" if self.skipped or self.failures else ": give the op examples, or the check problems=[{...}]"
+            self.failures.append((Place(), f"nothing was checked{remedy}"))
         failures, skipped = folded(_of_layouts(self.failures)), folded(self.skipped)
         report = Report(self.subject, tuple(self.checked), tuple(skipped), tuple(failures))
         if not report.ok:

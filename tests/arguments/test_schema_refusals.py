@@ -28,6 +28,11 @@ REFUSED = {
     "f(Tensor x=None) -> Tensor y": ("x has the default None, which no Tensor is", "write Tensor? x=None where"),
     "f(Tensor x, int n=None) -> Tensor y": ("n has the default None, which no int is", "write int? n=None where"),
     "f(Tensor x) -> Dict d": ("at 'd'", "expected e.g."),
+    "f(Tensor?[] xs) -> Tensor y": ("xs is of type Tensor?[]: pass the tensors that are there", "all but a list may"),
+    "f(Tensor x, int[]? n=None) -> Tensor y": ("n is of type int[]?: an empty list takes", "all but a list may"),
+    "f(Tensor x, Tensor[]? w=None) -> Tensor y": ("w is of type Tensor[]?: an empty list takes", "all but a list may"),
+    "f(Tensor x, Device? d=None) -> Tensor y": ("d is of type Device: the arguments' device", "an argument is a"),
+    "f(Tensor x, complex c) -> Tensor y": ("c is of type complex", "an argument is a Tensor"),
 }
 
 
@@ -56,3 +61,9 @@ def test_a_schema_is_refused_with_the_reason_and_the_remedy(text: str) -> None:
 def test_defaults_that_torch_knows_are_allowed() -> None:
     parsed = Schema.parse("f(Tensor x, Tensor? z=None, int? n=None, bool t=True, str s='abc') -> Tensor y")
     assert [one.default for one in parsed.parameters[1:]] == [None, None, True, "abc"]
+
+
+def test_kinds_are_named_as_a_schema_writes_them() -> None:
+    parsed = Schema.parse("f(Tensor[] xs, int[] n, Scalar s, Scalar? t, float? e) -> Tensor y")
+    kinds = [(one.kind, one.optional) for one in parsed.parameters]
+    assert kinds == [("Tensor[]", False), ("int[]", False), ("Scalar", False), ("Scalar", True), ("float", True)]

@@ -78,7 +78,7 @@ def test_a_slip_in_the_shapes_is_told_with_its_line(command: Command, tmp_path: 
     [
         ("[" * 5000, "slip.yaml, line 1: nested too deeply", "expected op: [{dimension: [value, ...]}, ...]"),
         (f"{SQUARE}sqare: []\n", "slip.yaml, line 2, sqare: unknown op 'sqare'", "did you mean square?"),
-        (f"{SQUARE}acme::row_sum: []\n", "line 2, acme::row_sum: unknown op", "is the plugin of acme installed?"),
+        (f"{SQUARE}acme::row_sum: []\n", "line 2, acme::row_sum: unknown op", "is the plugin of acme installed, or"),
         (
             f"{SQUARE}gelu: [{{n: 0, dtype: float32, approximate: tanh}}]\n",
             "line 2, gelu[0].n: got 0",

@@ -144,6 +144,7 @@ def test_what_runs_without_compiling_is_told_as_out(command: Command) -> None:
     ("options", "message"),
     [
         (["--arch", "sm90"], "'sm90' is no GPU architecture"),
+        (["--arch", "sm_91"], "'sm_91' is no GPU architecture"),
         (["--arch", "sm_90", "--op", "sqare"], "did you mean square"),
         (["--arch", "sm_90", "--op", "square", "--implementations", "triton.blok"], "did you mean triton.block"),
         ([], "--arch"),

@@ -27,6 +27,24 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "kinds": ({"kinds": "normal"}, "its kinds are 'normal'\n  expected a tuple of names, ('normal',)"),
     "examples": ({"examples": {"n": 3, "dtype": "float32"}}, "its examples are one mapping"),
     "backward": ({"backward": "square_backward"}, "its backward is 'square_backward'\n  expected registry.Backward("),
+    "kinds twice": ({"kinds": ("normal", "normal")}, "its kinds have 'normal' twice\n  name each kind"),
+    "baseline": (
+        {"baseline": "torch"},
+        "its baseline is 'torch'\n  expected the name of an implementation",
+    ),
+    "flatten": ({"flatten": "x"}, "flatten: 'x' is no function\n  it takes a user's call"),
+    "forms": ({"forms": "x"}, "forms: 'x' is no function\n  it takes (given)"),
+    "view": ({"view": lambda: 1}, "view: <lambda>() cannot be called with (arguments): too many"),
+    "check_data": ({"check_data": 3}, "check_data: 3 is no function\n  it takes (values)"),
+    "name": ({"name": "mine::square"}, "its schema is named 'square'\n  begin the schema with mine::square("),
+    "saved": (
+        {"backward": registry.Backward(op="square_backward", saved="x")},  # type: ignore[arg-type]
+        f"saved in its backward is 'x' (tests/contract/{HERE}:",
+    ),
+    "differentiable": (
+        {"backward": registry.Backward.reference("y")},  # type: ignore[arg-type]
+        "expected a tuple of names, ('y',)",
+    ),
     "problem": ({"problem": None}, "problem: None is no function"),
     "inputs": ({"inputs": lambda problem: ()}, "cannot be called with (problem, kind, generator): too many posi"),
     "floor": (
@@ -96,7 +114,7 @@ def test_a_comparator_that_returns_no_faults_but_a_verdict_is_told() -> None:
 
 def test_an_op_that_writes_and_declares_a_gradient_is_told() -> None:
     op = replace(SQUARE, schema="square(Tensor(a!) x) -> Tensor y", backward=registry.Backward.reference(), fake=None)
-    with pytest.raises(CheckError, match=r"it writes to its arguments, so it has no backward\n"):
+    with pytest.raises(CheckError, match=r"it writes to its arguments, so it has no backward: leave backward out"):
         check_op(op, problems=())
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import registry
-from registry import InvalidArgumentError, gemm_op, rows_op
+from registry import InvalidArgumentError, InvalidDefinitionError, gemm_op, rows_op
 from registry.testing import check_op
 
 LAYER_NORM = rows_op(
@@ -62,6 +64,68 @@ def test_a_flag_is_a_dimension_and_checked_both_ways() -> None:
 def test_an_argument_that_cannot_be_drawn_is_refused_when_the_op_is_made() -> None:
     with pytest.raises(registry.RegistryError, match=r"k has no default[^\n]*\n  give k a default in the schema"):
         rows_op("acme::first(Tensor x, int k) -> Tensor y", lambda x, k: x * (x > k))
+
+
+def _modulated(x: torch.Tensor, weight: torch.Tensor, mode: str) -> torch.Tensor:
+    y = x.to(torch.promote_types(x.dtype, torch.float32)) * weight
+    return (y.tanh() if mode == "tanh" else y).to(x.dtype)
+
+
+@pytest.mark.parametrize("default", ["", "='full'"])
+def test_a_text_of_choices_is_a_dimension_and_checked_for_each(default: str) -> None:
+    schema = f"acme::modulate(Tensor x, Tensor weight, str mode{default}) -> Tensor y"
+    op = rows_op(schema, _modulated, choices={"mode": ("full", "tanh")})
+    assert {example["mode"] for example in op.examples} == {"full", "tanh"}
+    posed = op.pose(op.arguments(op.bind((torch.ones(2, 8), torch.ones(8), "tanh"), {})))
+    assert dict(posed.dims) == {"rows": 2, "cols": 8, "dtype": "float32", "mode": "tanh"}
+    assert op.draw(posed, "normal", torch.Generator().manual_seed(1))[2] == "tanh"
+    assert check_op(
+        op, problems=[{"rows": 3, "cols": 9, "dtype": "float32", "mode": mode} for mode in op.choices["mode"]]
+    ).ok
+    with pytest.raises(InvalidArgumentError, match=r"mode must be one of full, tanh, got 'tan'\n  did you mean tanh"):
+        op.pose(op.arguments(op.bind((torch.ones(2, 8), torch.ones(8), "tan"), {})))
+
+
+def test_an_integer_that_is_named_as_a_dimension_is_posed_and_may_be_negative() -> None:
+    op = rows_op(
+        "acme::shifted(Tensor x, int position) -> Tensor y",
+        lambda x, position: x + position,
+        dynamic=frozenset({"rows", "position"}),
+        examples=({"rows": 2, "cols": 5, "position": -3, "dtype": "float32"},),
+    )
+    posed = op.pose(op.arguments(op.bind((torch.ones(2, 8), -3), {})))
+    assert dict(posed.dims) == {"rows": 2, "cols": 8, "dtype": "float32", "position": -3}
+    assert check_op(op).ok
+
+
+@pytest.mark.parametrize(
+    ("make", "schema", "more", "message"),
+    [
+        (
+            rows_op,
+            "(Tensor x) -> Tensor y",
+            {"tolerence": None},
+            "unknown field of Op 'tolerence'\n  did you mean tolera",
+        ),
+        (rows_op, "(Tensor x, bool cols=False) -> Tensor y", {}, "cols is an argument, and the name of a dimension"),
+        (gemm_op, "(Tensor x, Tensor weight, Tensor? n=None) -> Tensor y", {}, "n is an argument, and the name of"),
+        (gemm_op, "(Tensor x, Tensor weight, int k=2) -> Tensor y", {}, "k is an argument, and the name of"),
+        (rows_op, "(Tensor x, str dtype='float16') -> Tensor y", {}, "dtype is an argument, and the name of"),
+        (rows_op, "(Tensor a, Tensor b) -> Tensor c", {}, "no argument is named x or y.*\n  say .* rows=.'a', 'c'"),
+        (gemm_op, "(Tensor x) -> Tensor y", {}, "takes x .m, k. and a weight .n, k.*\n  write e.g. acme::made"),
+        (
+            rows_op,
+            "(Tensor x) -> Tensor y",
+            {"choices": {"mode": ("a", "b")}},
+            "mode is no str or bool",
+        ),
+        (rows_op, "(Tensor x, str mode) -> Tensor y", {}, "mode has no default.*\n.*or say.*choices="),
+        (gemm_op, "(Tensor(a!) x, Tensor weight) -> ()", {}, "takes x .m, k. and a weight"),
+    ],
+)
+def test_what_a_builder_cannot_make_is_refused(make: Any, schema: str, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidDefinitionError, match=message):
+        make(f"acme::made{schema}", torch.add, **more)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

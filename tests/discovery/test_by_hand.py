@@ -94,8 +94,12 @@ def test_what_is_registered_is_checked(bare: Catalog) -> None:
         bare.register(Nowhere())
     with pytest.raises(InvalidDefinitionError, match=r"plugin\.variant"):
         bare.register(Nameless())
-    with pytest.raises(InvalidDefinitionError, match="not an Implementation's instance"):
+    with pytest.raises(
+        InvalidDefinitionError, match=r"not an Implementation's instance\n  did you mean register\(Doub"
+    ):
         bare.register(Doubling)  # type: ignore[arg-type]
+    with pytest.raises(InvalidDefinitionError, match=r"a class that derives from registry\.Implementation"):
+        bare.register(7)  # type: ignore[arg-type]
 
 
 def test_a_defined_op_is_there_and_its_name_is_taken(bare: Catalog, op: Op) -> None:
@@ -104,14 +108,33 @@ def test_a_defined_op_is_there_and_its_name_is_taken(bare: Catalog, op: Op) -> N
     assert "mine::row_sum" in bare.ops()
     assert bare.implementations("mine::row_sum") == ()
     assert bare.generation > before
-    with pytest.raises(InvalidDefinitionError, match=r"taken by plugin .registry.register."):
+    with pytest.raises(InvalidDefinitionError, match=r"taken by plugin .registry.register.") as raised:
         bare.define(op)
+    assert "this process has defined mine::row_sum before" in raised.value.hint
+    assert "registry.reload()" in raised.value.hint
     for name in ("vendor::a__b", "vendor__a::b"):
         taken = replace(op, name=name, schema=op.schema.replace("mine::row_sum", name))
         if name == "vendor::a__b":
             bare.define(taken)
-    with pytest.raises(InvalidDefinitionError, match=r"'vendor__a::b', a name that is taken .* as 'vendor::a__b'"):
+    with pytest.raises(InvalidDefinitionError, match=r"'vendor__a::b': its name is taken .* as 'vendor::a__b'"):
         bare.define(taken)
+
+
+def test_an_unknown_op_of_an_unknown_vendor_is_told_how_it_comes_in(bare: Catalog, op: Op) -> None:
+    with pytest.raises(UnknownNameError, match=r"'mine::row_sun'\n  is the plugin of mine installed, or its"):
+        bare.op("mine::row_sun")
+    bare.define(op)
+    with pytest.raises(UnknownNameError, match=r"'mine::row_sun'\n  did you mean mine::row_sum"):
+        bare.op("mine::row_sun")
+
+
+@pytest.mark.parametrize("vendor", ["aten", "prim", "prims", "kernel_registry"])
+def test_what_is_defined_by_hand_takes_no_name_of_torchs_operators(bare: Catalog, op: Op, vendor: str) -> None:
+    named = replace(op, name=f"{vendor}::row_sum", schema=op.schema.replace("mine::", f"{vendor}::"))
+    with pytest.raises(
+        InvalidDefinitionError, match=rf"torch\.ops\.{vendor} belongs to .*\n  take a vendor of your own"
+    ):
+        bare.define(named)
 
 
 def test_what_is_defined_by_hand_takes_no_name_of_the_box_or_of_an_installed_plugin(site: Any, op: Op) -> None:
@@ -119,7 +142,7 @@ def test_what_is_defined_by_hand_takes_no_name_of_the_box_or_of_an_installed_plu
     with pytest.raises(InvalidDefinitionError, match=r"ops of mine:: belong to plugin 'mine' \(acme-kernels 1.0\)"):
         Catalog(site.entry_points, {}).define(op)
     Catalog(site.entry_points, {"KERNEL_REGISTRY_BLOCK": "mine"}).define(op)
-    with pytest.raises(InvalidDefinitionError, match="bare names belong to the ops in the box: name it vendor::total"):
+    with pytest.raises(InvalidDefinitionError, match=r"bare names belong to .*\n  name it vendor::total"):
         Catalog([], {}).define(replace(op, name="total", schema="total(Tensor x) -> Tensor y"))
 
 
@@ -272,7 +295,7 @@ SLIPS = {
     "none": ("@implements('square')\ndef f(): pass", "@implements", "returned None, expected a list"),
     "misspelt": ("@implements('sqare')\ndef f(): return []", "@implements", "did you mean square?"),
     "arguments": ("@implements('square')\ndef f(device): return []", "@implements", "a hook takes no arguments"),
-    "defines": ("@defines\ndef f(): return [7]", "@defines", "it defines 7, expected a registry.Op"),
+    "defines": ("@defines\ndef f(): return [7]", "@defines", "7 is defined as an op"),
 }
 
 

@@ -71,6 +71,13 @@ def test_implements_without_a_name_says_what_is_missing() -> None:
         implements(list)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("what", [3, dict])
+def test_what_is_no_function_is_not_marked(what: Any) -> None:
+    for mark in (implements("softmax"), defines):
+        with pytest.raises(InvalidDefinitionError, match=r"is no function\n  mark a function without arguments"):
+            mark(what)
+
+
 def test_a_function_cannot_implement_two_ops() -> None:
     with pytest.raises(InvalidDefinitionError, match="marked twice"):
 

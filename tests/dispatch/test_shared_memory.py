@@ -54,6 +54,19 @@ def test_columns_of_one_tensor_are_apart_until_they_overlap() -> None:
             add_norm(wide[:, :7], wide[:, begin : begin + 7])
 
 
+def test_elements_that_are_one_in_memory_are_not_written_to() -> None:
+    for rows in (2, 3, 4):
+        add_norm(torch.randn(rows, 72), torch.randn(rows, 72))
+        for x, residual in ((1, rows), (rows, 1)):
+            given = torch.randn(x, 72).expand(rows, 72), torch.randn(residual, 72).expand(rows, 72)
+            name = "x" if x == 1 else "residual"
+            with pytest.raises(InvalidArgumentError, match=rf"{name} is expanded[^\n]*\n.* {name}.clone"):
+                add_norm(*given)
+    one_row = torch.randn(72).expand(1, 72)
+    add_norm(one_row, torch.randn(1, 72))
+    add_norm(torch.randn(1, 72).expand(0, 72), torch.randn(0, 72))
+
+
 def test_a_weight_may_not_lie_in_what_is_written_to() -> None:
     x = torch.randn(3, 8)
     with pytest.raises(InvalidArgumentError, match="x and weight share memory"):

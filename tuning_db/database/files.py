@@ -166,7 +166,7 @@ class _Connection(sqlite3.Connection):
     _inode: _Inode | None = None
 
     def count(self, path: Path) -> None:
-        """Count it among those to the file at ``path``, before its first statement locks the file."""
+        """Count a connection among those to the file at ``path``, before its first statement locks the file."""
         with suppress(OSError):  # the file is gone: another one at the path is not locked
             inode = _inode(path)
             with _held[inode]:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
-import torch
-
 from registry import Config, Device, Launch, Problem, Space
-from registry.artifact import Built, Signature
-from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, shared_limit
-from registry.implementation import Run
+from registry.backends.cuda import CudaKernel, read_source, shared_limit
 
 from ..number import C_TYPES
-from ..tensor_map import WIDTH, tensor_map
+from ..tensor_map import WIDTH, TensorMapImplementation, tensor_map
 from .head_tiles import VECTOR, head_tiles, tile_reasons
 
 _SOURCE = "\n".join(
@@ -45,7 +41,7 @@ _MOST_COUNTED = 2**31 - 2**12
 _KEPT = 1024
 
 
-class WgmmaAttention(CudaImplementation):
+class WgmmaAttention(TensorMapImplementation):
     """One thread asks the copy engine for tiles; warpgroups multiply, and compute exponentials meanwhile.
 
     A warpgroup has 64 rows of queries. It multiplies the weights of one block of keys with its values while the
@@ -88,18 +84,6 @@ class WgmmaAttention(CudaImplementation):
         if problem.q_len < _WARPGROUP_ROWS:
             return 0.7
         return 2.0 if problem.causal else 1.4
-
-    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Bind after CUDA is initialised in this process: tensor maps need a context."""
-        torch.cuda.init()
-        return super().bind(problem, config, device, built)
-
-    def bind_loaded(
-        self, problem: Problem, config: Config, device: Device, signature: Signature, like: Run | None = None
-    ) -> Run | None:
-        """Bind loaded kernels after CUDA is initialised in this process: tensor maps need a context."""
-        torch.cuda.init()
-        return super().bind_loaded(problem, config, device, signature, like)
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
         warpgroups, keys = config["warpgroups"], config["keys"]
@@ -209,7 +193,7 @@ __device__ inline void {name}(float (&sum)[{count}], {parameter}, unsigned long 
 
 @lru_cache(maxsize=_KEPT)
 def _space(parts: int, device: Device) -> Space:
-    """The same for all sizes: what is compiled for one serves all."""
+    """A space for all sizes: what is compiled for one serves all."""
     limit = shared_limit(device.target)
     return (
         Space(warpgroups=[1, 2, 3], keys=list(_KEYS), stages=[2, 3, 4, 5, 6, 8], in_turn=[True, False])

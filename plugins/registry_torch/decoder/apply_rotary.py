@@ -61,7 +61,7 @@ class ApplyRotary(Native):
     mixed = True
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """At any size and for any layout."""
+        """The run for any layout and size."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             positions, query, key, head_size, table, is_neox = arguments
@@ -79,7 +79,7 @@ class ApplyRotaryBackward(Native):
     mixed = True
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """At any size and for any layout; a gradient that is not needed is left empty."""
+        """The run for any layout and size; a gradient that is not needed is left empty."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             query, key, positions, table, head_size, is_neox, *needs = arguments

@@ -42,7 +42,7 @@ class DenseEmbeddingBackward(Native):
         return 1.5 if device.type == "cuda" else -1.0
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Any layout and size."""
+        """The run for any layout and size."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> torch.Tensor:
             grad_y, indices, weight, padding = arguments

@@ -40,7 +40,7 @@ class FusedAddRmsNorm(Native):
     mixed = True
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """The run in place, at any size and for any layout."""
+        """The run in place, for any layout and size."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             _add_and_norm(*arguments)

@@ -38,7 +38,7 @@ class RotaryEmbedding(Native):
     mixed = True
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """The run in place, at any size and for any layout."""
+        """The run in place, for any layout and size."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             rotate(*arguments)

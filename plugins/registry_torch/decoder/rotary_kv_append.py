@@ -46,7 +46,7 @@ class RotaryKvAppend(Native):
     returns_outputs = True
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """At any size and for any layout."""
+        """The run for any layout and size."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> tuple[torch.Tensor, ...]:
             return _append(*arguments)

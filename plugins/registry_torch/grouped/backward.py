@@ -25,7 +25,7 @@ class GroupedGemmBackward(Native):
     capturable = False
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Write through ``out=``."""
+        """The run, which writes through ``out=``."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             grad_y, x, weights, offsets, need_x, need_weights = arguments

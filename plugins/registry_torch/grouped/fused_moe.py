@@ -38,7 +38,7 @@ class ExpertByExpert(Native):
     capturable = False
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Any layout and size; sums in float32."""
+        """The run for any layout and size, which sums in float32."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             x, w13, w2, weights, ids, activation = arguments

@@ -24,7 +24,7 @@ class DequantizedGroupedGemm(Native):
     capturable = False
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Write through ``out=``."""
+        """The run, which writes through ``out=``."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             x, qweight, scales, zeros, bits, group_size, k, offsets = arguments
@@ -46,7 +46,7 @@ class DequantizedGroupedGradient(Native):
     capturable = False
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Write through ``out=``."""
+        """The run, which writes through ``out=``."""
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:
             grad_y, qweight, scales, zeros, offsets, bits, group_size, k = arguments

@@ -70,7 +70,7 @@ class ScaledMmOfExperts(Native):
         yield from _kernel_reasons(problem)
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Write through ``out=``."""
+        """The run, which writes through ``out=``."""
         out_dtype = getattr(torch, problem.out_dtype)
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> None:

@@ -63,7 +63,7 @@ class TopkSoftmax(Native):
     returns_outputs = True
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Any layout and size."""
+        """The run for any layout and size."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
             return _chosen(*arguments)
@@ -89,7 +89,7 @@ class TopkSoftmaxBackward(Native):
     returns_outputs = True
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Any layout and size."""
+        """The run for any layout and size."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> torch.Tensor:
             return _gradient(*arguments).contiguous()

@@ -70,7 +70,7 @@ class LinearCrossEntropy(Native):
         yield from room_reasons(problem, device)
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Any layout and size."""
+        """The run for any layout and size."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
             return _loss(arguments, by_log_softmax)
@@ -88,7 +88,7 @@ class LinearCrossEntropyBackward(Native):
         yield from room_reasons(problem, device)
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Any layout and size."""
+        """The run for any layout and size."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
             return _gradients(arguments, in_place)

@@ -43,7 +43,7 @@ class LinearCrossEntropyGradients(Native):
         return _scratch(problem, max(1, int(problem.rows)))
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Any layout and size."""
+        """The run for any layout and size."""
         return _run
 
 

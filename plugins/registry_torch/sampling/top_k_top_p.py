@@ -54,7 +54,7 @@ class TopKTopPSampling(Native):
     returns_outputs = True
 
     def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
-        """Any layout and size."""
+        """The run for any layout and size."""
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> torch.Tensor:
             return drawn(arguments)

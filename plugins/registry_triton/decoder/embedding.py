@@ -31,7 +31,7 @@ class BlockEmbedding(TritonImplementation):
         return _usual_copy(next_power_of_2(problem.cols), device)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """One launch with the widest loads."""
+        """Above torch's operator: one launch with the widest loads."""
         return 1.0
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:

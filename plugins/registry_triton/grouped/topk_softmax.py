@@ -35,11 +35,11 @@ class _Router(TritonImplementation):
         return _usual(_span(problem.experts), device)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """One launch, where torch sorts."""
+        """Above torch's implementations, which sort the logits: this one is a single launch."""
         return 1.0
 
     def constants(self, problem: Problem, config: Config) -> dict[str, Any]:
-        """What both kernels are compiled for."""
+        """The constants that both kernels are compiled with."""
         return {
             "EXPERTS": problem.experts,
             "SPAN": _span(problem.experts),

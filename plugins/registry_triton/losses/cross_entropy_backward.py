@@ -47,7 +47,7 @@ class TileCrossEntropyBackward(TritonImplementation):
         return _nearest(self.space(problem, device), wanted, 2 * vector, device)
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """One pass over the logits, where torch's operators make five."""
+        """Above torch's operators, which pass over the logits five times: this kernel passes once."""
         return 2.0
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:

@@ -37,7 +37,7 @@ class LossOfRows(TritonImplementation):
     name = "triton.chunked"
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        """One row a program."""
+        """The launch of a chunk's loss: a program for each row."""
         multiple = row_multiple(problem.cols)
         return Launch(
             online_cross_entropy,

@@ -40,7 +40,7 @@ class GradientOfColumns(TritonImplementation):
     name = "triton.chunked"
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        """BLOCK columns of one row a program."""
+        """The launch of a chunk's gradients: a program for BLOCK columns of a row."""
         columns, block = _columns(problem, config), config["BLOCK"]
         blocks = -(-columns // block)
         return Launch(

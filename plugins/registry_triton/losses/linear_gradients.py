@@ -37,7 +37,7 @@ class LossIntoGradient(TritonImplementation):
     name = "triton.chunked"
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        """One row a program."""
+        """The launch of a chunk's gradients: a program for each row."""
         multiple, how = row_multiple(problem.cols), {**config, "num_stages": 1}
         return Launch(
             loss_into_gradient,

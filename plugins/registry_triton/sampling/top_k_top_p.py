@@ -104,7 +104,7 @@ class SplitTopKTopPSampling(_Sampling):
         return {"SPLITS": max(count for count in _SPLITS if count <= wanted), "BUCKETS": 16, "num_warps": 8}
 
     def preference(self, problem: Problem, device: Device) -> float:
-        """Where a row a program leaves most SMs without work."""
+        """First where the form of one program a row leaves most SMs without work."""
         return 2.0 if 4 * problem.rows <= device.multiprocessors else 0.5
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:

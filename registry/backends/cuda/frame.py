@@ -147,7 +147,9 @@ def block_of(launch: Launch) -> tuple[int, int, int]:
         return block, 1, 1
     if isinstance(block, list | tuple) and 1 <= len(block) <= 3:
         return _three(block)
-    raise launch.fault(f"kernel {launch.kernel}: option block={block!r}", "expected threads per block")
+    shown = f"block is {block!r}" if "block" in launch.options else "block is missing"
+    hint = 'expected the threads of a block, e.g. options={"block": 256}'
+    raise launch.fault(f"kernel {launch.kernel}: the option {shown}", hint)
 
 
 def kind_of(launch: Launch, argument: Any, signature: Signature) -> tuple[str, int]:

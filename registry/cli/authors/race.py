@@ -49,6 +49,26 @@ Workloads = Annotated[
     Path | None,
     typer.Option("--workloads", metavar="FILE", help="FlashInfer-Bench's workloads, JSON or JSON lines."),
 ]
+KeptIn = Annotated[
+    str | None,
+    typer.Option("--db", metavar="URL", help="Store trials and winners in this database. Default: keep nothing."),
+]
+SearchSeconds = Annotated[
+    float | None,
+    typer.Option("--budget", metavar="SECONDS", parser=number, help="At most so long searching each problem."),
+]
+TracesFolder = Annotated[
+    Path | None,
+    typer.Option("--traces", metavar="FOLDER", help="Also write FlashInfer-Bench solutions and traces there."),
+]
+Sandboxed = Annotated[
+    bool,
+    typer.Option(
+        "--sandbox",
+        help="Run each behind bubblewrap, without network, files or other processes; judged and timed from outside."
+        " For submissions of strangers. An error where bubblewrap is missing.",
+    ),
+]
 
 _RANKED_BY = (
     "ranked by ratios of times that were taken side by side; a median is of all times of one, taken at any time"
@@ -109,27 +129,11 @@ def race(  # noqa: PLR0913, PLR0917  (an option each)
     shapes: ShapesOption = None,
     workloads: Workloads = None,
     device: DeviceName = None,
-    db: Annotated[
-        str | None,
-        typer.Option("--db", metavar="URL", help="Store trials and winners in this database. Default: keep nothing."),
-    ] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option("--budget", metavar="SECONDS", parser=number, help="At most so long searching each problem."),
-    ] = None,
-    traces: Annotated[
-        Path | None,
-        typer.Option("--traces", metavar="FOLDER", help="Also write FlashInfer-Bench solutions and traces there."),
-    ] = None,
+    db: KeptIn = None,
+    budget: SearchSeconds = None,
+    traces: TracesFolder = None,
     plugin: Plugins = None,
-    sandbox: Annotated[
-        bool,
-        typer.Option(
-            "--sandbox",
-            help="Run each behind bubblewrap, without network, files or other processes; judged and timed from outside."
-            " For submissions of strangers. An error where bubblewrap is missing.",
-        ),
-    ] = False,
+    sandbox: Sandboxed = False,
     json: Json = False,
 ) -> None:
     """Rank submissions beside the implementations that are there.

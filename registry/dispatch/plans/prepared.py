@@ -109,7 +109,10 @@ class PreparedTensors:
         return bool(self._wanted)
 
     def serve(self, problem: Problem, arguments: Arguments, own: Arguments) -> bool:
-        """True if they also serve a problem of another size; ``own`` are the arguments that they were made for."""
+        """True if these prepared tensors also serve ``problem``, of another size.
+
+        ``own`` are the arguments that the tensors were made for.
+        """
         wanted = self._wanted
         if self._implementation.prepared(problem, self._config) != wanted:
             return False

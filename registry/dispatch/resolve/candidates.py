@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,7 +136,8 @@ class Plans:
         if known is None or known[0] is not source:
             implementations = self.implementations
             winners, verified = source.of(self.op, device), self._mode() == "verified"
-            situation = Situation(self.op, problem, device, implementations, winners, verified=verified)
+            files = self._catalog.files_of(self.op.name)
+            situation = Situation(self.op, problem, device, implementations, winners, verified=verified, files=files)
             known = self._situations[place] = source, situation
         return known[1].of(problem)
 
@@ -175,7 +176,7 @@ class Plans:
             if way.unloaded and (candidate is None or (strict and choice.step == "default")):
                 return
             if strict and choice.step == "default" and not tuned:
-                raise _not_tuned(call, way.misses)
+                raise _not_tuned(call, way.misses, situation.files)
             if candidate is None:
                 narrow = () if call.problem.traits["aligned"] else (misaligned,)
                 yield way.answer(choice, conforming_reference(self.op), None, narrow, untuned=False)
@@ -276,11 +277,11 @@ def passes(fault: Exception) -> bool:
     return isinstance(fault, NotReadyError) or out_of_memory(fault)
 
 
-def _not_tuned(call: Call, misses: list[str]) -> NotTunedError:
+def _not_tuned(call: Call, misses: list[str], files: Iterable[str]) -> NotTunedError:
     passed_over = f" ({'; '.join(misses)})" if misses else ""
     return NotTunedError(
         f"{call.problem} is not tuned on {call.device}{passed_over}, and the mode is strict",
-        hint=f"{tune_command(call.problem)}   # then registry.reload()",
+        hint=f"{tune_command(call.problem, files)}   # then registry.reload()",
     )
 
 

@@ -33,7 +33,8 @@ class Situation:
 
     ``standings``, by a decision's id: see ``standings.standing_of``; situations that differ in the problem alone share
     it. ``reads``: a database may be read. ``verified``: only candidates verified
-    on this machine with this software may be chosen, else torch's own functions.
+    on this machine with this software may be chosen, else torch's own functions. ``files``: the paths of the plugin
+    files that define or implement the op.
     """
 
     op: Op
@@ -44,6 +45,7 @@ class Situation:
     standings: dict[int, Standing | str] = field(default_factory=dict, repr=False, compare=False)
     reads: bool = True
     verified: bool = False
+    files: tuple[str, ...] = ()
 
     def of(self, problem: Problem, *, reads: bool = True) -> Situation:
         """The situation of another problem."""

@@ -100,11 +100,11 @@ class ActorCluster:
 
     @property
     def useless(self) -> bool:
-        """Whether there are places for workers, and none of them can or may be used."""
+        """True if there are places for workers, none of which can or may be used."""
         return bool(self._places) and all(place.shut for place in self._places.values())
 
     def stop(self) -> None:
-        """Have every worker give its job back; tell the last that they say."""
+        """Have every worker give its job back, and tell the last reports of the workers."""
         actors = [place.actor for place in self._places.values() if place.actor is not None]
         asked = [actor.stop.remote() for actor in actors] + [actor.report.remote() for actor in actors]
         ready, _ = ray.wait(asked, num_returns=len(asked), timeout=_END_S) if asked else ([], [])

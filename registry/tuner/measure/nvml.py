@@ -82,7 +82,7 @@ class Gpu:
         return None if rates is None else int(rates.gpu)
 
     def node_number(self) -> int | None:
-        """The number of its device node: 2 of /dev/nvidia2."""
+        """The number of the GPU's device node: 2 of /dev/nvidia2."""
         found = self._ask(self._library.nvmlDeviceGetMinorNumber, self._handle)
         return None if found is None else int(found)
 

@@ -144,7 +144,7 @@ class _Kept:
         return self._ending
 
     def kill(self) -> None:
-        """Kill its whole group. May be called again."""
+        """Kill the child's whole process group. May be called again."""
         if self._ending is None:
             self._keeper.kill(self._number)
 

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, TypeAda
 from typing_extensions import TypedDict
 
 from ...contract import COUNT, Op
-from ...errors import InvalidArgumentError, RegistryError, ShapesFileError, UnknownNameError
+from ...errors import InvalidArgumentError, RegistryError, ShapesFileError, UnknownNameError, unknown_op
 from ...problem import Problem, check_choice
 from ...untrusted.yaml_document import Document, text_of
 from . import box
@@ -73,7 +73,7 @@ def read_shapes(path: str | Path, catalog: Ops, ops: Iterable[str] = ()) -> Shap
     wanted = list(dict.fromkeys(ops))
     for name in wanted:
         if name not in known:
-            raise UnknownNameError("op", name, known)
+            raise unknown_op(name, known)
     file = _File(box.found(Path(path)))
     entries = file.entries(known)
     for name in wanted:
@@ -105,11 +105,8 @@ class _File:
             raise self._fault((), f"got a {_kind(data)}", "expected a mapping from ops to lists of entries")
         for name in data:
             if name not in known:
-                unknown = UnknownNameError("op", name, known)
-                vendor, stranger, _ = name.partition("::")
-                absent = stranger and not any(other.startswith(f"{vendor}::") for other in known)
-                hint = f"is the plugin of {vendor} installed? `registry plugins` lists what is" if absent else ""
-                raise self._fault((name,), unknown.message, hint or unknown.hint)
+                unknown = unknown_op(name, known)
+                raise self._fault((name,), unknown.message, unknown.hint)
         return {name: self._checked(known[name], entries) for name, entries in data.items()}
 
     def _checked(self, op: Op, entries: Any) -> list[_Entry]:

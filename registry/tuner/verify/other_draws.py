@@ -52,7 +52,7 @@ class OtherDraws:
         self._acquitted = False
 
     def is_enough(self, wanted: int) -> bool:
-        """Whether so many pairs more were within the bound than beyond it, or these are chance."""
+        """True once ``wanted`` pairs more were within the bound than beyond it, or those beyond it are chance."""
         return self._acquitted or self._alike - self._longer >= wanted
 
     def add(self, known_us: float, other_us: float) -> None:

@@ -132,11 +132,11 @@ class _New:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there are pairs."""
+        """True once a pair of times has been taken."""
         return bool(self._pairs)
 
     def is_enough(self, wanted: int) -> bool:
-        """Whether so many pairs were within the bound, or the others are disturbances."""
+        """True once ``wanted`` pairs were within the bound, or those beyond it are disturbances."""
         return self._acquitted or len(self._pairs) - self._longer >= wanted
 
     def add(self, known_us: float, new_us: float) -> None:
@@ -167,7 +167,7 @@ class _Waited:
         self._acquitted = False
 
     def is_enough(self, wanted: int) -> bool:
-        """Whether so many pairs more were within the bound than beyond it, or these are disturbances."""
+        """True once ``wanted`` pairs more were within the bound than beyond it, or those beyond it are disturbances."""
         return self._acquitted or self._alike - self._longer >= wanted
 
     def add(self, quick: Sample, waited: Sample, allowance_us: float) -> None:

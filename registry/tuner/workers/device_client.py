@@ -80,7 +80,7 @@ class DeviceWorker:
 
     @property
     def unanswered(self) -> tuple[DeviceJob, ...]:
-        """The jobs that it was given and has not answered."""
+        """The jobs that the worker was given and has not answered."""
         return tuple(self._jobs)
 
     @property

@@ -122,7 +122,7 @@ class _Part:
 
     @property
     def _is_strangers(self) -> bool:
-        """Whether it is a module of a plugin."""
+        """True for a module of a plugin."""
         return (
             isinstance(self.place, ModuleType)
             and self._name not in _LIBRARY_NAMES | {"__main__"}
@@ -143,7 +143,7 @@ class _Part:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is a module or class of our own that nothing writes to once it has been imported."""
+        """True for a module or class of this package that nothing writes to once it has been imported."""
         is_place = isinstance(self.place, type | ModuleType)
         return is_place and self._name.startswith(WATCHED) and not self._name.startswith(_WRITTEN_TO)
 

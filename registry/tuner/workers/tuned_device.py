@@ -77,7 +77,7 @@ class TunedDevice:
         return next((worker.lost for worker in self._workers if worker.lost), "")
 
     def unanswered(self) -> list[DeviceJob]:
-        """The jobs that its workers were given and have not answered."""
+        """The jobs that the device's workers were given and have not answered."""
         return [job for worker in self._workers for job in worker.unanswered]
 
     @property

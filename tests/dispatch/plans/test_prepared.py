@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from registry import Config, Device, DispatchWarning, Implementation, InvalidArgumentError, Problem
+from registry import (
+    Config,
+    Device,
+    DispatchWarning,
+    Implementation,
+    InvalidArgumentError,
+    InvalidDefinitionError,
+    Problem,
+)
 from registry.artifact import Built
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
@@ -61,6 +69,19 @@ def doubled(dispatcher: Dispatcher) -> Doubled:
     implementation = Doubled("a.doubled")
     dispatcher.register(implementation)
     return implementation
+
+
+class Unmade(Doubled):
+    """Names a prepared tensor that it does not make."""
+
+    prepare = Implementation.prepare
+
+
+def test_a_tensor_that_nobody_prepares_is_told_with_what_to_write(dispatcher: Dispatcher) -> None:
+    dispatcher.register(Unmade("a.unmade"))
+    refused = r"a\.unmade: prepared\(\) names 'doubled', but there is no prepare\(\) .*\n  write prepare\(self, name"
+    with dispatcher.using(rms_norm="a.unmade"), pytest.raises(InvalidDefinitionError, match=refused):
+        dispatcher.call("rms_norm", torch.randn(3, 8), torch.randn(8))
 
 
 def test_made_once_for_views_other_rows_and_forms(dispatcher: Dispatcher, doubled: Doubled) -> None:

@@ -556,6 +556,25 @@ def test_explain_builds_but_launches_nothing(dispatcher: Dispatcher, told: Any, 
     assert "tune --op softmax" in dispatcher.explain("softmax", x).tune_command
 
 
+PLUGIN_FILE = """
+import registry
+@registry.implements("softmax")
+def softmaxes():
+    return [registry.implementation_of("softmax", "mine.one", "torch:softmax")]
+"""
+
+
+def test_the_command_that_tunes_an_op_names_the_files_that_implement_it(
+    dispatcher: Dispatcher, x: torch.Tensor, tmp_path: Path
+) -> None:
+    file = tmp_path / "my kernels.py"
+    file.write_text(PLUGIN_FILE)
+    dispatcher.load_file(file)
+    told = dispatcher.explain("softmax", x).tune_command
+    assert told.endswith(f"tune --op softmax --shapes shapes.yaml --plugin '{file}'")
+    assert "--plugin" not in dispatcher.explain("square", x).tune_command
+
+
 # --- answers that are none
 
 

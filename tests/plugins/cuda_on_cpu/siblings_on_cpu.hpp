@@ -3,13 +3,10 @@
 // thread a fiber that runs until it must wait for others. Memory that is touched before its block has started or after
 // it has left, writes behind the end of dynamic memory, and waits that never end are faults. Included before a kernel's
 // text, in place of that file.
-#include <csetjmp>
-#include <ucontext.h>
-
 #include <vector>
 
 #include "cuda_on_cpu.hpp"
-#include "meeting_on_cpu.hpp"
+#include "fibers_on_cpu.hpp"
 
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 
@@ -23,12 +20,8 @@ struct Block {
   std::vector<Warp> warps;
   unsigned left = 0;
 };
-// begun by a context and resumed by a jump: a switch of contexts is a call of the system
-struct Fiber {
-  ucontext_t context;
-  jmp_buf place;
-  unsigned thread, block;
-  bool begun, done;
+struct Fiber : Resumable {
+  unsigned block;
 };
 constexpr unsigned STATE_BYTES = 1 << 16;
 static const unsigned char UNTOUCHED = 0xcd;
@@ -39,21 +32,9 @@ static Meeting all;
 static std::vector<Fiber> fibers;
 static const unsigned STACK = 1 << 15;
 static std::vector<char> stacks;
-static Fiber *running;
-static jmp_buf scheduler;
 
-inline void pause() {
-  if (!_setjmp(running->place)) _longjmp(scheduler, 1);
-}
-inline void resume(Fiber &fiber) {
-  running = &fiber;
-  if (_setjmp(scheduler)) return;
-  if (fiber.begun) _longjmp(fiber.place, 1);
-  fiber.begun = true;
-  setcontext(&fiber.context);
-}
-inline void refuse(const char *what) { fault = fault ? fault : what; }
-inline Block &own_block() { return blocks[running->block]; }
+inline unsigned own_rank() { return static_cast<Fiber *>(running)->block; }
+inline Block &own_block() { return blocks[own_rank()]; }
 inline char *memory_of(unsigned block) { return (char *)memory.data() + (size_t)block * stride; }
 }  // namespace cpu
 
@@ -61,12 +42,12 @@ inline char *memory_of(unsigned block) { return (char *)memory.data() + (size_t)
 
 template <typename State> State &block_state() {
   static_assert(sizeof(State) <= cpu::STATE_BYTES);
-  return *(State *)cpu::memory_of(cpu::running->block);
+  return *(State *)cpu::memory_of(cpu::own_rank());
 }
-inline void *block_room() { return cpu::memory_of(cpu::running->block) + cpu::STATE_BYTES; }
+inline void *block_room() { return cpu::memory_of(cpu::own_rank()) + cpu::STATE_BYTES; }
 
 template <typename Value> Value *at_sibling(Value *own, unsigned rank) {
-  const long long offset = (char *)own - cpu::memory_of(cpu::running->block);
+  const long long offset = (char *)own - cpu::memory_of(cpu::own_rank());
   if (offset < 0 || offset >= cpu::stride) cpu::refuse("a sibling's place of what is in no block's memory");
   if (rank >= cpu::blocks.size()) return cpu::refuse("a sibling that does not exist"), own;
   if (cpu::begun < cpu::threads * cpu::blocks.size()) cpu::refuse("memory of a block that has not started");
@@ -125,16 +106,12 @@ template <typename Work> void run_cluster(unsigned cluster, Work &work) {
   current = &work;
   for (unsigned number = 0; number < fibers.size(); ++number) {
     Fiber &fiber = fibers[number];
-    fiber.thread = number % threads, fiber.block = number / threads, fiber.begun = fiber.done = false;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = stacks.data() + (size_t)number * STACK, fiber.context.uc_stack.ss_size = STACK;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, (void (*)())(+[] {
-                  (*current)();
-                  running->done = progress = true;
-                  ++own_block().left;
-                  _longjmp(scheduler, 1);
-                }), 0);
+    fiber.block = number / threads;
+    make(fiber, number % threads, stacks.data() + (size_t)number * STACK, STACK, +[] {
+      (*current)();
+      ++own_block().left;
+      leave();
+    });
   }
   for (progress = true; progress;) {
     progress = false;

@@ -30,7 +30,7 @@ class Cut:
     split: int = 1
 
     def placement(self) -> Any:
-        """torch's name of it."""
+        """The cut as a placement of torch's DTensor."""
         from torch.distributed.tensor import Shard
         from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -49,11 +49,11 @@ class Cut:
         return DTensor.from_local(part.contiguous(), mesh, [self.placement()], **given)
 
     def part(self, whole: torch.Tensor, mesh: Any) -> torch.Tensor:
-        """This rank's part of a tensor that it has as a whole."""
+        """This rank's part of a tensor that the rank has as a whole."""
         return whole.index_select(self.dim, self.places(mesh).to(whole.device))
 
     def places(self, mesh: Any) -> torch.Tensor:
-        """Where the parts of this rank are in the dimension.
+        """Indices in the cut dimension of this rank's parts.
 
         Raises InvalidArgumentError for a rank that has none.
         """

@@ -41,7 +41,7 @@ class LeftProcess(NamedTuple):
         return self.command
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         with suppress(OSError):
             _kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -63,7 +63,7 @@ def adopt_orphans() -> None:
 
 
 def adopts_orphans() -> bool:
-    """Whether this process has adopted."""
+    """True once ``adopt_orphans`` has made this process a parent of orphans."""
     return os.getpid() in _adopters
 
 
@@ -94,7 +94,7 @@ class LeftProcesses:
         return tuple(LeftProcess(pid, _command(pid)) for pid in sorted(found))
 
     def accept(self) -> None:
-        """Leave the descendants that there are out from now on."""
+        """Leave out, from now on, the descendants that exist at this moment."""
         if _has_child():
             self._accepted |= set(_descendants(os.getpid()))
 

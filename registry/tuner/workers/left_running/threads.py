@@ -74,7 +74,7 @@ class _Look(NamedTuple):
         return jumps or (self.code, self.instruction) != (before.code, before.instruction)
 
     def waits_since(self, before: _Look) -> bool:
-        """Whether it has used nothing, although it could have: one that has got no core is ready to run."""
+        """True if the thread has used no processor time although it could have: one without a core is ready to run."""
         spent = self.spent_since(before)
         return spent is not None and spent < _NOTHING_NS and _is_asleep(self.native)
 

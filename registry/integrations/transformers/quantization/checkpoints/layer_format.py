@@ -58,7 +58,7 @@ class LayerFormat(ABC):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of the checkpoint's settings is left out, as sentences for a warning."""
+        """The checkpoint's settings that are left out, as sentences for a warning."""
         return ()
 
     @property
@@ -68,7 +68,7 @@ class LayerFormat(ABC):
 
     @property
     def bits(self) -> int:
-        """Bits of most of its weights."""
+        """Bits of most weights of the checkpoint."""
         return 4
 
 
