@@ -73,8 +73,6 @@ class Opened:
                 message = f"{shown} has schema version {self.version}, only version {LATEST} can be added to"
                 raise OutdatedSchemaError(message, hint="`registry db upgrade` brings it up to date, with all it holds")
             with self.writer.connect() as connection:
-                if self.files is not None:
-                    self.files.refuse_overwritten()
                 with Session(connection, info=self._info()) as session, session.begin():
                     yield session
                 self._check_files(connection, wrote=True)

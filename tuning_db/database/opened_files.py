@@ -19,7 +19,6 @@ import platformdirs
 
 from ..errors import MovedDatabaseError
 from .files import BUSY_SECONDS
-from .overwritten import Overwriting
 
 _Inode = tuple[int, int]
 
@@ -42,7 +41,6 @@ class OpenedFiles:
         self._logged = logged
         self._inode: _Inode | None = None
         self._logs: dict[Path, _Inode] = {}
-        self._overwriting: Overwriting | None = None
         self._process = 0
         self._lock = threading.Lock()
         self._counting = threading.Lock()
@@ -63,7 +61,6 @@ class OpenedFiles:
         if self._logged and self._process != os.getpid():
             paths = [self._path.with_name(self._path.name + end) for end in _LOGS]
             self._logs = {path: inode for path in paths if (inode := _inode(path)) is not None}
-            self._overwriting = Overwriting(self._path)
             self._process = os.getpid()
 
     def check(self, connection: sqlite3.Connection, *, wrote: bool) -> None:
@@ -78,8 +75,6 @@ class OpenedFiles:
                 self._written += 1
         told = self._moved() or self._lost_log()
         if not told:
-            if wrote:
-                self.refuse_overwritten()
             return
         if not self._written:
             raise self._error(told)
@@ -89,19 +84,6 @@ class OpenedFiles:
             if self._moved():
                 self._remove_logs()
             raise self._error(told, stored=wrote)
-
-    def refuse_overwritten(self) -> None:
-        """Raises MovedDatabaseError for a file that was written to by something other than SQLite.
-
-        To be called before and after each transaction that writes: what is written later would destroy what is there.
-        No copy is saved: what this process has written belongs to pages that are no longer there.
-        """
-        if self._overwriting is not None and self._overwriting.happened():
-            self._overwriting.keep_what_is_there()
-            raise MovedDatabaseError(
-                f"{self._shown} was overwritten while it was open: what was written to it since then is lost",
-                hint=_AGAIN,
-            )
 
     def _error(self, told: str, *, stored: bool = False) -> MovedDatabaseError:
         """What is told of files of which ``told`` is known, with the place of the last copy if there is one."""

@@ -128,53 +128,6 @@ def test_what_replaced_it_stays_whole_and_can_be_opened(placed: Path, other: Pat
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def overwrite(file: Path, other: Path) -> None:
-    """As ``cp OTHER FILE`` does: the file stays, its content does not."""
-    file.write_bytes(other.read_bytes())
-
-
-@pytest.fixture
-def larger(other: Path, make: Make) -> Path:
-    """Another store with trials of its own, closed."""
-    with Store.open(other) as store:
-        run = store.start_run(make.environment)
-        store.add_trials(run, [make.trial(num_warps=count) for count in range(30, 400)])
-    return other
-
-
-@pytest.mark.parametrize("trials", [1, 30])
-def test_what_overwrites_it_is_told_at_the_next_write_and_stays_whole(
-    placed: Path, larger: Path, make: Make, trials: int
-) -> None:
-    with Store.open(placed) as store:
-        run = store.start_run(make.environment)
-        store.add_trials(run, [make.trial(num_warps=count) for count in range(trials)])
-        overwrite(placed, larger)
-        for _ in range(2):
-            with pytest.raises(MovedDatabaseError, match=r"tuning\.db was overwritten while it was open"):
-                store.add_trials(run, [make.trial(num_warps=500)])
-    assert placed.read_bytes() == larger.read_bytes()
-    assert len(warps(placed)) == 371
-
-
-def test_another_processs_checkpoints_and_times_of_files_are_no_overwriting(placed: Path, make: Make) -> None:
-    with Store.open(placed) as store:
-        run = store.start_run(make.environment)
-        for count in range(1, 40):
-            if count % 3 == 0:
-                with closing(sqlite3.connect(placed)) as other:
-                    assert other.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0] == 0
-            if count % 5 == 0:
-                placed.touch()
-            if count == 20:
-                with closing(sqlite3.connect(placed)) as other:
-                    other.execute("VACUUM")
-            with Store.open(placed) as second:
-                second.add_trials(run, [make.trial(num_warps=1000 + count)])
-            store.add_trials(run, [make.trial(num_warps=count)])
-    assert len(warps(placed)) == 79
-
-
 def test_readers_are_told_and_save_nothing(placed: Path, other: Path) -> None:
     with Store.open(placed, create=False, migrate=False) as store:
         assert len(store.trials()) == 1
