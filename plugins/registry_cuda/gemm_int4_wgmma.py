@@ -12,6 +12,7 @@ from registry import Config, Device, Launch, Problem, Space, TensorSpec
 from registry.backends.cuda import CudaImplementation, CudaKernel, read_source, shared_limit
 
 from .gemm_int4 import MmaInt4
+from .hopper import hopper_reasons
 from .int4_order import CHUNK, chunks, unit
 from .number import C_TYPES
 
@@ -67,8 +68,7 @@ class WgmmaInt4(CudaImplementation):
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         yield from super().unsupported(problem, device)
-        if device.type == "cuda" and device.capability[0] != 9:
-            yield f"wgmma is of compute capability 9.0, this GPU has {'.'.join(map(str, device.capability))}"
+        yield from hopper_reasons(device)
         if problem.dtype not in _DTYPES:
             yield f"dtype is {problem.dtype}, expected {' or '.join(_DTYPES)}"
         if not problem.traits["contiguous"] or not problem.traits["aligned"]:

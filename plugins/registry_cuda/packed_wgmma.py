@@ -11,6 +11,7 @@ import torch
 from registry import Config, Device, Launch, Problem, Space
 from registry.backends.cuda import CudaKernel, read_source, shared_limit
 
+from .hopper import hopper_reasons
 from .number import C_TYPES
 from .packed_order import STEP, STRIP, packed, steps
 from .tensor_map import MatrixTiles, TensorMapImplementation, tensor_map
@@ -71,8 +72,7 @@ class WgmmaPacked(TensorMapImplementation):
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         yield from super().unsupported(problem, device)
-        if device.type == "cuda" and device.capability[0] != 9:
-            yield f"wgmma is of compute capability 9.0, this GPU has {'.'.join(map(str, device.capability))}"
+        yield from hopper_reasons(device)
         if problem.dtype not in _DTYPES:
             yield f"dtype is {problem.dtype}, expected {' or '.join(_DTYPES)}"
         if not problem.traits["contiguous"] or not problem.traits["aligned"]:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from registry import Config, Device, Launch, Problem, Space
 from registry.backends.cuda import CudaKernel, read_source, shared_limit
 
+from ..hopper import hopper_reasons
 from ..number import C_TYPES
 from ..tensor_map import WIDTH, TensorMapImplementation, tensor_map
 from .head_tiles import VECTOR, head_tiles, tile_reasons
@@ -59,8 +60,7 @@ class WgmmaAttention(TensorMapImplementation):
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
         yield from super().unsupported(problem, device)
-        if device.type == "cuda" and device.capability[0] != 9:
-            yield f"wgmma is of compute capability 9.0, this GPU has {'.'.join(map(str, device.capability))}"
+        yield from hopper_reasons(device)
         if problem.dtype not in _PTX_TYPES:
             yield f"dtype is {problem.dtype}, expected {' or '.join(_PTX_TYPES)}"
             return
@@ -197,15 +197,15 @@ def _space(parts: int, device: Device) -> Space:
     limit = shared_limit(device.target)
     return (
         Space(warpgroups=[1, 2, 3], keys=list(_KEYS), stages=[2, 3, 4, 5, 6, 8], in_turn=[True, False])
-        .require("sums, scores and weights fit in registers", lambda config: _live_registers(parts, config))
+        .require("sums, scores and weights fit in registers", lambda config: _registers_suffice(parts, config))
         .require("tiles fit in shared memory", lambda config: _shared_bytes(parts, config) <= limit)
         .require("half of it is used", lambda config: _fills(parts, config, limit))
         .require("one warpgroup has no turns", lambda config: config["warpgroups"] > 1 or not config["in_turn"])
     )
 
 
-def _live_registers(parts: int, config: Config) -> bool:
-    """Sums, scores, and weights, which are two in a register."""
+def _registers_suffice(parts: int, config: Config) -> bool:
+    """Whether a thread has room for sums, scores, and weights, which are two in a register."""
     live = parts * _PART // 2 + config["keys"] // 2 + config["keys"] // 4
     return bool(live + _OTHER_REGISTERS <= _REGISTERS[config["warpgroups"]])
 
