@@ -60,6 +60,13 @@ def attention_implementations() -> list[Implementation]:
     return [WgmmaAttention()]
 
 
+@registry.implements("attention_varlen")
+def attention_varlen_implementations() -> list[Implementation]:
+    from .attention.varlen import PackedWgmmaAttention
+
+    return [PackedWgmmaAttention()]
+
+
 @registry.implements("attention_decode")
 def attention_decode_implementations() -> list[Implementation]:
     from .attention_decode import MmaDecode

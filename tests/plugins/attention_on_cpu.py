@@ -12,35 +12,45 @@ from typing import Any
 import torch
 
 from registry.backends.cuda import nvrtc, read_source
-from registry.contracts import ATTENTION
-from registry.device import Device
-from registry.implementation import Launch
 from registry.problem import Problem
 from registry.space import Config
-from registry_cuda.attention.forward import WgmmaAttention
-from registry_cuda.attention.head_tiles import HeadTiles, head_tiles
+from registry_cuda.attention.head_tiles import HeadTiles
+from registry_cuda.attention.wgmma import WgmmaForward
 
-SMALL_H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", 3, 141 << 30, 60 << 20)
-"""Few multiprocessors, so that each goes from tile to tile."""
-FORWARD = WgmmaAttention()
+from .wgmma_attention import CONTRACTS, SMALL_H200, implementation_of
+
 Attend = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 _PTX = {
     'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x));': "found = std::exp2(x);",
-    'asm volatile("bar.sync %0, 256;" ::"r"(FIRST + own) : "memory");': "cpu::named_barrier(FIRST + own, true);",
+    'asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x));': "found = 1 / x;",
+    'asm volatile("bar.sync %0, 256;" ::"r"(FIRST + own) : "memory");': "cpu::named_barrier(FIRST + own, 256, true);",
     'asm volatile("bar.arrive %0, 256;" ::"r"(FIRST + (own + 1) % WARPGROUPS) : "memory");': (
-        "cpu::named_barrier(FIRST + (own + 1) % WARPGROUPS, false);"
+        "cpu::named_barrier(FIRST + (own + 1) % WARPGROUPS, 256, false);"
+    ),
+    'asm volatile("bar.sync %0, 128;" ::"r"(FIRST + WARPGROUPS + own) : "memory");': (
+        "cpu::named_barrier(FIRST + WARPGROUPS + own, 128, true);"
     ),
     'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");': "",
     'asm volatile("" : "+r"(word[k])::"memory");': ";",
 }
 """Instructions of the kernel's text, and what stands for them."""
-_CALL = """
+_CALLS = {
+    "attention": """
 extern "C" const char *launch(unsigned grid, bool late, HeadMap q, HeadMap k, HeadMap v, ELEMENT *out, float *lse,
-                              float scale, const long long *sizes) {{
-  return cpu::run_grid(grid, THREADS, {shared_bytes}, late, attention_forward, q, k, v, out, lse, scale, sizes[0],
-                       sizes[1], sizes[2], sizes[3], sizes[4]);
+                              float scale, float softcap, const long long *sizes) {{
+  return cpu::run_grid(grid, THREADS, {shared_bytes}, late, attention_forward, q, k, v, out, lse, scale, softcap,
+                       sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]);
 }}
-"""
+""",
+    "attention_varlen": """
+extern "C" const char *launch(unsigned grid, bool late, HeadMap q, HeadMap k, HeadMap v, ELEMENT *out, float *lse,
+                              const int *q_begins, const int *k_begins, float scale, float softcap,
+                              const long long *sizes) {{
+  return cpu::run_grid(grid, THREADS, {shared_bytes}, late, attention_varlen_forward, q, k, v, out, lse, q_begins,
+                       k_begins, scale, softcap, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]);
+}}
+""",
+}
 
 
 class _Map(ctypes.Structure):
@@ -52,12 +62,13 @@ class _Map(ctypes.Structure):
     )
 
 
-def kernel_text(change: Callable[[str], str] | None = None) -> str:
-    """The kernel's text without PTX, changed or not."""
-    text = read_source("registry_cuda.attention.kernels", "forward.cu")
+def kernel_text(implementation: WgmmaForward, change: Callable[[str], str] | None = None) -> str:
+    """The kernel's text without PTX, changed or not, behind what the emulation has in place of other files."""
+    _, begin, text = implementation.source.partition('#line 1 "sequence.cuh"')
     for instruction, stand_in in _PTX.items():
         assert instruction in text, instruction
         text = text.replace(instruction, stand_in)
+    assert begin
     assert "asm" not in text
     assert change is None or change(text) != text
     operands = (
@@ -78,46 +89,51 @@ def built(problem: Problem, config: Config, folder: Path, change: Callable[[str]
 
     It raises RuntimeError for what a GPU forbids, and for threads that wait for ever.
     """
-    assert not list(FORWARD.unsupported(problem, SMALL_H200))
-    assert config in FORWARD.space(problem, SMALL_H200)
-    launch = FORWARD.launch(problem, config, SMALL_H200)
-    assert isinstance(launch, Launch)
+    contract, implementation = CONTRACTS[problem.op], implementation_of(problem)
+    assert not list(implementation.unsupported(problem, SMALL_H200))
+    assert config in implementation.space(problem, SMALL_H200)
+    launch = implementation.launch(problem, config, SMALL_H200)
     text = "\n".join(
         [
             *(f"#define {name} {nvrtc.macro(name, value)}" for name, value in launch.constants.items()),
             '#include "warpgroups_on_cpu.hpp"',
-            kernel_text(change),
-            _CALL.format(shared_bytes=launch.shared_bytes),
+            kernel_text(implementation, change),
+            _CALLS[problem.op].format(shared_bytes=launch.shared_bytes),
         ]
     )
+    call = ctypes.CDLL(str(_library(text, folder))).launch
+    call.restype = ctypes.c_char_p
+
+    def attend(*values: Any, late: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        arguments = contract.arguments(values)
+        posed, named = contract.pose(arguments), dict(zip(contract.parsed.names, values, strict=True))
+        told = implementation.launch(posed, config, SMALL_H200)
+        out, lse = (
+            torch.full(spec.shape, torch.nan, dtype=spec.dtype)
+            for spec in contract.output_specs(arguments, torch.device("cpu")).values()
+        )
+        heights = {"q": config["warpgroups"] * 64, "k": config["keys"], "v": config["keys"]}
+        maps = [_map(named[name], implementation.tiles(posed, name, height)) for name, height in heights.items()]
+        sizes = told.args[50:]
+        *others, scale, softcap = [named[each] if isinstance(each, str) else each for each in sizes[:-5]]
+        pointers = [ctypes.c_void_p(each.data_ptr()) for each in (out, lse, *others)]
+        counts = (ctypes.c_longlong * 5)(*sizes[-5:])
+        fault = call(told.grid[0], late, *maps, *pointers, ctypes.c_float(scale), ctypes.c_float(softcap), counts)
+        if fault is not None:
+            raise RuntimeError(fault.decode())
+        return out, lse
+
+    return attend
+
+
+def _library(text: str, folder: Path) -> Path:
     source = folder / "attention.cpp"
     source.write_text(text)
     flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-w", f"-I{Path(__file__).parent / 'cuda_on_cpu'}"]
     command = ["g++", *flags, str(source), "-o", str(source.with_suffix(".so"))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    call = ctypes.CDLL(str(source.with_suffix(".so"))).launch
-    call.restype = ctypes.c_char_p
-
-    def attend(*values: Any, late: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        posed = ATTENTION.pose(ATTENTION.arguments(values))
-        told = FORWARD.launch(posed, config, SMALL_H200)
-        assert isinstance(told, Launch)
-        named = dict(zip(ATTENTION.parsed.names, values, strict=True))
-        out = torch.full(named["q"].shape, torch.nan, dtype=named["q"].dtype)
-        lse = torch.full((posed.batch, posed.heads, posed.q_len), torch.nan)
-        heights = {"q": config["warpgroups"] * 64, "k": config["keys"], "v": config["keys"]}
-        maps = [_map(named[name], head_tiles(posed, name, height)) for name, height in heights.items()]
-        scale, *sizes = told.args[50:]
-        number = named["scale"] if scale == "scale" else scale
-        pointers = [ctypes.c_void_p(each.data_ptr()) for each in (out, lse)]
-        counts = (ctypes.c_longlong * 5)(*sizes)
-        fault = call(told.grid[0], late, *maps, *pointers, ctypes.c_float(number), counts)
-        if fault is not None:
-            raise RuntimeError(fault.decode())
-        return out, lse
-
-    return attend
+    return source.with_suffix(".so")
 
 
 def _map(tensor: torch.Tensor, tiles: HeadTiles | None) -> _Map:

@@ -8,25 +8,20 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from registry.artifact import Signature, Variant
 from registry.contracts import ATTENTION
 from registry.device import Device
 from registry.problem import Problem, Value
-from registry.space import Config
-from registry_cuda.attention.forward import WgmmaAttention
 from registry_cuda.attention.head_tiles import head_tiles
 
 from ..tiers import spread
+from .wgmma_attention import A100, FORWARD, H200, of_each_tile, variant_of
 
 pytest.importorskip("cuda.core")
 
-H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", 132, 141 << 30, 60 << 20)
-A100 = Device("cuda", 0, "NVIDIA A100", "sm_80", 108, 80 << 30, 40 << 20)
 LONG: Mapping[str, Value] = {
     "batch": 1, "heads": 32, "kv_heads": 8, "q_len": 8192, "kv_len": 8192, "head_dim": 128, "causal": True,
     "mask": "none", "softcap": False, "span": False, "dtype": "bfloat16",
 }  # fmt: skip
-FORWARD = WgmmaAttention()
 
 
 def problem_of(**more: Value) -> Problem:
@@ -45,22 +40,14 @@ def reasons(problem: Problem, device: Device = H200) -> list[str]:
     return list(FORWARD.unsupported(problem, device))
 
 
-def variant_of(problem: Problem, config: Config) -> Variant:
-    arguments = problem.traits.arguments
-    assert arguments is not None
-    signature = Signature(arguments, ATTENTION.output_specs(arguments, torch.device("cpu")))
-    (variant,) = FORWARD.variants(problem, config, H200, signature)
-    return variant
-
-
 def test_every_reason_is_given() -> None:
     assert reasons(problem_of()) == []
     assert [reason.split()[0] for reason in reasons(problem_of(), A100)] == ["wgmma"]
     assert reasons(problem_of(dtype="float32")) == ["dtype is float32, expected bfloat16 or float16"]
-    refused = reasons(problem_of(mask="bool", softcap=True, head_dim=136))
-    assert refused == ["it takes no mask", "it takes no softcap", "head_dim=136 is no multiple of 8 up to 128"]
-    assert reasons(posed(heads(64, 4), heads(0, 4), heads(0, 4)))[0] == "there are no keys"
-    assert "head_dim=20 is no multiple of 8 up to 128" in reasons(problem_of(head_dim=20))
+    refused = reasons(problem_of(mask="bool", head_dim=264))
+    assert refused == ["head_dim=264 is no multiple of 8 up to 256", "it takes no mask"]
+    assert "there are no keys" in reasons(posed(heads(64, 4), heads(0, 4), heads(0, 4)))
+    assert "head_dim=20 is no multiple of 8 up to 256" in reasons(problem_of(head_dim=20))
     assert "counted in 32 bits" in reasons(problem_of(q_len=2**31, kv_len=2**31))[0]
 
 
@@ -99,7 +86,7 @@ def test_a_dimension_of_one_has_any_stride() -> None:
     assert reasons(posed(one, one, one)) == []
 
 
-@pytest.mark.parametrize("head_dim", [8, 64, 72, 128])
+@pytest.mark.parametrize("head_dim", [8, 64, 72, 128, 192, 256])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (1, 8192), (65, 65), (200, 70), (8192, 8192)])
 @pytest.mark.few(12)
@@ -107,7 +94,7 @@ def test_spaces_hold_their_default_and_fit_shared_memory(head_dim: int, causal: 
     problem = problem_of(head_dim=head_dim, causal=causal, q_len=q_len, kv_len=kv_len)
     space = FORWARD.space(problem, H200)
     assert FORWARD.default(problem, H200) in space
-    assert 40 <= len(space) <= 100
+    assert (16 if head_dim > 128 else 40) <= len(space) <= 100
     tiles = -(-q_len // 64) * 32
     for config in space:
         launch = FORWARD.launch(problem, config, H200)
@@ -132,12 +119,6 @@ def test_no_more_heads_run_at_once_than_keys_fit_in_l2() -> None:
     assert together(problem_of(kv_len=2**20)) == 4
 
 
-def _of_each_tile(problem: Problem) -> list[Config]:
-    """A configuration of each number of warpgroups and of keys, whose registers differ."""
-    found = {(config["warpgroups"], config["keys"]): config for config in FORWARD.space(problem, H200)}
-    return list(found.values())
-
-
 @pytest.mark.parametrize(
     "more",
     [
@@ -145,13 +126,23 @@ def _of_each_tile(problem: Problem) -> list[Config]:
         {"head_dim": 64, "causal": False, "dtype": "float16"},
         {"head_dim": 96, "span": 1024, "causal": False},
         {"head_dim": 40, "span": 300},
+        {"span": 300, "softcap": True},
+        {"head_dim": 192},
     ],
     ids=str,
 )
 @pytest.mark.few(2)
 def test_kernels_compile_without_spills(more: Mapping[str, Value]) -> None:
     problem = problem_of(**more)
-    for config in spread(_of_each_tile(problem), 6):
+    for config in spread(of_each_tile(problem), 6):
         artifact = FORWARD.compile(variant_of(problem, config), H200.target)
         assert (artifact.resources["spill_bytes"], artifact.resources["stack_bytes"]) == (0, 0), config
         assert artifact.resources["threads"] * artifact.resources["registers"] <= 65_536
+
+
+def test_kernels_of_the_longest_heads_spill_little() -> None:
+    """Their sums alone are 128 registers: some spill where a tile begins and ends, none in the loops over keys."""
+    problem = problem_of(head_dim=256)
+    for config in spread(of_each_tile(problem), 2):
+        resources = FORWARD.compile(variant_of(problem, config), H200.target).resources
+        assert resources["stack_bytes"] <= 256, config

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from registry.contracts import ATTENTION
+from registry.contracts import ATTENTION, ATTENTION_VARLEN
 from registry.correctness import numerics
 from registry.problem import Problem, Value
 from registry.space import Config
 
-from .attention_on_cpu import FORWARD, SMALL_H200, built
+from .attention_on_cpu import Attend, built
+from .wgmma_attention import CONTRACTS, SMALL_H200, implementation_of
 
 SMALL: Mapping[str, Value] = {
     "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 200, "kv_len": 200, "head_dim": 64, "causal": True, "mask": "none",
@@ -30,26 +32,56 @@ FORMS: list[tuple[Mapping[str, Value], Mapping[str, Value]]] = [
     ({"q_len": 1, "kv_len": 65, "head_dim": 24}, {"keys": 64, "warpgroups": 1}),
     ({"q_len": 130, "kv_len": 130, "head_dim": 8}, {"keys": 176, "warpgroups": 2}),
     ({"q_len": 400, "kv_len": 400, "head_dim": 128, "batch": 1}, {"keys": 128, "stages": 3}),
+    ({"softcap": True, "span": 64}, {"keys": 64}),
+    ({"softcap": True, "causal": False, "kv_len": 77, "dtype": "float16"}, {"keys": 96, "warpgroups": 3}),
+    ({"head_dim": 256, "q_len": 150, "kv_len": 230}, {"keys": 80, "stages": 4}),
+    ({"head_dim": 184, "kv_heads": 4, "softcap": True, "batch": 1}, {"keys": 128, "stages": 3}),
+]
+PACKED: Mapping[str, Value] = {
+    "sequences": 5, "heads": 4, "kv_heads": 2, "total_q": 450, "total_k": 450, "head_dim": 64, "causal": True,
+    "softcap": False, "span": False, "lengths": "skewed", "dtype": "bfloat16",
+}  # fmt: skip
+PACKED_FORMS: list[tuple[Mapping[str, Value], Mapping[str, Value]]] = [
+    ({}, {"keys": 64}),
+    ({"total_q": 300, "total_k": 700, "lengths": "uniform"}, {"keys": 96, "stages": 8}),
+    ({"causal": False, "total_k": 333, "dtype": "float16"}, {"keys": 64, "in_turn": False}),
+    ({"kv_heads": 1, "head_dim": 128, "sequences": 3}, {"keys": 80, "warpgroups": 3}),
+    ({"span": 40, "softcap": True}, {"keys": 64}),
+    ({"span": 30, "causal": False, "sequences": 2}, {"keys": 64}),
+    ({"sequences": 40, "total_q": 200, "total_k": 260, "head_dim": 24}, {"keys": 64, "warpgroups": 1}),
+    ({"head_dim": 256, "sequences": 2, "total_q": 200, "total_k": 200}, {"keys": 80, "stages": 4}),
+    ({"sequences": 1, "total_q": 1, "total_k": 65}, {"keys": 128, "warpgroups": 2}),
 ]
 
 
 def config_of(problem: Problem, wanted: Mapping[str, Value]) -> Config:
     """The first configuration with what is wanted, with turns where nothing is said."""
-    space = FORWARD.space(problem, SMALL_H200).configs
+    space = implementation_of(problem).space(problem, SMALL_H200).configs
     fit = [config for config in space if all(config[name] == value for name, value in wanted.items())]
     return max(fit, key=lambda config: (config["in_turn"], config["warpgroups"] == 2))
 
 
-@pytest.mark.parametrize(("more", "wanted"), FORMS, ids=str)
-@pytest.mark.few(4)
-def test_numerics(more: Mapping[str, Value], wanted: Mapping[str, Value], tmp_path: Path) -> None:
-    problem = ATTENTION.problem_of({**SMALL, **more})
-    attend = built(problem, config_of(problem, wanted), tmp_path)
-    for kind in ("normal", "edges", "outliers"):
-        values = ATTENTION.draw(problem, kind, torch.Generator().manual_seed(1))
+def check(problem: Problem, wanted: Mapping[str, Value], folder: Path, kinds: tuple[str, ...]) -> None:
+    """The results of a kernel with inputs of some kinds, early and late."""
+    contract, attend = CONTRACTS[problem.op], built(problem, config_of(problem, wanted), folder)
+    for kind in kinds:
+        values = contract.draw(problem, kind, torch.Generator().manual_seed(1))
         for late in (False, True):
-            verdict = numerics.judged(ATTENTION, problem, attend(*values, late=late), values)
+            verdict = numerics.judged(contract, problem, attend(*values, late=late), values)
             assert verdict.ok, f"{kind}, {'late' if late else 'early'}: {verdict.message}"
+
+
+@pytest.mark.parametrize(("more", "wanted"), FORMS, ids=str)
+@pytest.mark.few(5)
+def test_numerics(more: Mapping[str, Value], wanted: Mapping[str, Value], tmp_path: Path) -> None:
+    check(ATTENTION.problem_of({**SMALL, **more}), wanted, tmp_path, ("normal", "edges", "outliers"))
+
+
+@pytest.mark.parametrize(("more", "wanted"), PACKED_FORMS, ids=str)
+@pytest.mark.few(4)
+def test_numerics_of_packed_sequences(more: Mapping[str, Value], wanted: Mapping[str, Value], tmp_path: Path) -> None:
+    problem = ATTENTION_VARLEN.problem_of({**PACKED, **more})
+    check(problem, wanted, tmp_path, ("normal", "edges", "outliers", "empty", "beside"))
 
 
 def test_parts_of_a_projection_are_read_where_they_lie(tmp_path: Path) -> None:
@@ -74,11 +106,11 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
         (_replaced("place < over", "place <= over"), False),
         (_replaced("place >= under", "place > under"), False),
         (_replaced("kept[half] = exp2_of(top[half] - base);", "kept[half] = 1;"), False),
-        (_replaced("(max(row + ROWS - 1 + size.shift() - WINDOW, 0) + KEYS - 1) / KEYS", "begin"), False),
+        (_replaced("(max(row + ROWS - 1 + sequence.shift() - WINDOW, 0) + KEYS - 1) / KEYS", "begin"), False),
         # keys are given back before their products are there
         (_replaced("    await_products<1>();\n", ""), True),
         # values are multiplied before they have arrived
-        (_replaced("    await(ring.full(), ring.parity);\n    values(more);", "    values(more);"), True),
+        (_replaced("    await(ring.full(), ring.parity);\n    if (!more)", "    if (!more)"), True),
         # queries are given back while the last products read them
         (_replaced("    await_products<0>();\n    settle(score);\n    release(ring.empty(ring.stage));", ""), True),
     ],
@@ -97,3 +129,47 @@ def test_a_kernel_with_a_fault_is_found_out(change: Callable[[str], str], late: 
         return numerics.judged(ATTENTION, problem, found, values).ok
 
     assert not is_right(change)
+
+
+def _of_others_not_finite() -> tuple[Problem, tuple[Any, ...]]:
+    """Three sequences, of which the first and the last have keys and values that are no numbers."""
+    lengths = torch.tensor([0, 70, 100, 90])
+    offsets = lengths.cumsum(0, dtype=torch.int32)
+    q, k, v = (torch.randn(260, count, 64, generator=torch.Generator().manual_seed(1)).half() for count in (4, 2, 2))
+    for x in (k, v):
+        x[:70], x[170:] = torch.nan, torch.inf
+    values = ATTENTION_VARLEN.bind((q, k, v, offsets, offsets), {"causal": True})
+    return ATTENTION_VARLEN.pose(ATTENTION_VARLEN.arguments(values)), values
+
+
+def _second_is_right(attend: Attend, values: tuple[Any, ...], late: bool) -> bool:
+    own = slice(70, 170)
+    q, k, v = (x[None, own] for x in values[:3])
+    out, lse = numerics.reference64(ATTENTION, ATTENTION.bind((q, k, v), {"causal": True}))
+    found = attend(*values, late=late)
+    return torch.allclose(found[0][own].double(), out[0], 4e-3, 4e-3) and torch.allclose(
+        found[1][:, own].double(), lse[0], 4e-3, 4e-3
+    )
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_not_finite_in_other_sequences_does_not_reach_one(late: bool, tmp_path: Path) -> None:
+    problem, values = _of_others_not_finite()
+    assert _second_is_right(built(problem, config_of(problem, {"keys": 64}), tmp_path), values, late)
+
+
+@pytest.mark.parametrize(
+    ("change", "late"),
+    [
+        # values behind the sequence's end are left as they are
+        (_replaced("if (!more) clean(tile);", ""), False),
+        (_replaced("first >= KEYS", "first > 32"), False),
+        (_replaced("    place -= first_tile(low);\n", ""), True),
+        (_replaced("tile.sequence.first_key + block", "block"), False),
+    ],
+)
+@pytest.mark.few(2)
+def test_a_kernel_that_mixes_sequences_is_found_out(change: Callable[[str], str], late: bool, tmp_path: Path) -> None:
+    problem, values = _of_others_not_finite()
+    attend = built(problem, config_of(problem, {"keys": 64}), tmp_path, change)
+    assert not _second_is_right(attend, values, late)

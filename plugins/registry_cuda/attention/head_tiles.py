@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from registry import Problem
@@ -59,10 +59,19 @@ def head_tiles(problem: Problem, name: str, height: int) -> HeadTiles | None:
     return HeadTiles(problem.dtype, problem.batch, length, heads, problem.head_dim, of_batch, of_token, of_head, height)
 
 
-def tile_reasons(problem: Problem, *names: str) -> Iterator[str]:
-    """Why the copy engine cannot take tiles from tensors of an attention's problem."""
-    for name in names:
-        tiles = head_tiles(problem, name, 1)
+def packed_head_tiles(problem: Problem, name: str, height: int) -> HeadTiles | None:
+    """Tensor ``q``, ``k`` or ``v`` of packed sequences, as of one batch, in tiles of so many rows."""
+    length, heads = (problem.total_q, problem.heads) if name == "q" else (problem.total_k, problem.kv_heads)
+    strides = outer_strides(problem, name, (heads, problem.head_dim))
+    if strides is None:
+        return None
+    of_token, of_head = strides
+    return HeadTiles(problem.dtype, 1, length, heads, problem.head_dim, 0, of_token, of_head, height)
+
+
+def tile_reasons(problem: Problem, found: Mapping[str, HeadTiles | None]) -> Iterator[str]:
+    """Why the copy engine cannot take these tiles from tensors of a problem, by name."""
+    for name, tiles in found.items():
         if tiles is None:
             yield f"the elements of a head of {name} are not neighbours"
         elif not problem.traits.aligned(name) or any(stride % VECTOR for stride in tiles.strides):

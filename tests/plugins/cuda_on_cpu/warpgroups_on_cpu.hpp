@@ -135,10 +135,10 @@ inline unsigned exchanged(unsigned value, unsigned other) {
   warp.meeting.wait();
   return lanes[other];
 }
-inline void named_barrier(unsigned id, bool waits) {
+inline void named_barrier(unsigned id, unsigned count, bool waits) {
   Turn &turn = turns[id];
   const unsigned mine = turn.round;
-  if (++turn.here == 256) turn.here = 0, ++turn.round, progress = true;
+  if (++turn.here == count) turn.here = 0, ++turn.round, progress = true;
   while (waits && turn.round == mine) pause();
 }
 }  // namespace cpu
@@ -183,7 +183,7 @@ template <int PENDING> void await_products() {
 }
 template <typename Values> void settle(Values &) {}
 
-inline Floats *dynamic_shared() { return nullptr; }
+inline Floats *dynamic_shared() { return (Floats *)cpu::memory.data(); }
 inline unsigned shared_address(const void *) { return cpu::BASE; }
 inline void init_barrier(unsigned barrier, unsigned arrivals) { cpu::barriers[barrier] = {arrivals, arrivals}; }
 inline cpu::Barrier &barrier_at(unsigned barrier) {
@@ -224,6 +224,7 @@ inline void load_head_tile(unsigned to, Map map, int column, int row, int head, 
     copy();
 }
 inline void prefetch_map(Map) {}
+inline void show_writes() {}
 template <int COUNT> void take_registers() {}
 template <int COUNT> void give_registers() {}
 inline void __syncthreads() { cpu::block.wait(); }

@@ -6,11 +6,12 @@
 // goes from tile to tile; the next queries are on their way while the sums of the last ones are stored.
 //
 // Blocks of keys are taken from the last one on: those that only some rows see come first, and need a mask.
+//
+// A text before this one has `struct Sequences`, which knows where the queries and keys of a tile begin and end.
 
 #include <math_constants.h>
 
 constexpr int LANES = 32, WARPS = 4, WIDTH = 128;
-constexpr int ROWS = WARPGROUPS * 64;
 constexpr int MULTIPLIERS = WARPGROUPS * WARPS * LANES;
 constexpr int THREADS = MULTIPLIERS + WARPS * LANES;
 constexpr int PARTS = (DIM + 63) / 64, SPAN = PARTS * 64;  // a head in parts of 64 elements, 128 bytes, zeros behind it
@@ -33,38 +34,39 @@ __device__ inline unsigned rounded(float one, float other, __nv_bfloat16) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(one, other);
   return reinterpret_cast<const unsigned &>(pair);
 }
+__device__ inline float inverse_of(float x) {
+  float found;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x));
+  return found;
+}
+// Within 1e-6 of the hyperbolic tangent, where `tanh.approx` is off by 5e-4, which a cap of 50 makes 0.02 of a logit.
+__device__ inline float tanh_of(float x) { return fmaf(-2, inverse_of(exp2_of(2 * LOG2E * x) + 1), 1); }
 template <int COUNT> __device__ inline void settle(unsigned (&word)[COUNT]) {
 #pragma unroll
   for (int k = 0; k < COUNT; ++k) asm volatile("" : "+r"(word[k])::"memory");
 }
 
-struct Sizes {
-  int q_len, kv_len;
-  // what a query's own key is behind it
-  __device__ int shift() const { return kv_len - q_len; }
-};
-
 // ROWS queries of a head, and the blocks of keys that some of them see: `begin` to `end`, of which all rows see all keys of
 // those from `whole_begin` to `whole_end`.
 struct Tile {
-  int row, head, batch, begin, end, whole_begin, whole_end;
+  Sequence sequence;
+  int row, head, begin, end, whole_begin, whole_end;
 
-  __device__ Tile(int place, int flat, const Sizes &size)
-      : row(place * ROWS), head(flat % HEADS), batch(flat / HEADS), begin(0), whole_begin(0) {
-    const int own = row + size.shift(), last = min(row + ROWS, size.q_len) - 1 + size.shift();
-    const int seen = min(over(last, size), size.kv_len), all = min(over(own, size), size.kv_len);
+  __device__ Tile(int place, int flat, const Sequences &sequences)
+      : sequence(sequences.find(place, flat)), row(place * ROWS), head(flat % HEADS), begin(0), whole_begin(0) {
+    const int own = row + sequence.shift(), last = min(row + ROWS, sequence.q_len) - 1 + sequence.shift();
+    const int seen = min(over(last), sequence.kv_len), all = min(over(own), sequence.kv_len);
     end = seen > 0 ? (seen + KEYS - 1) / KEYS : 0;
     whole_end = all > 0 ? all / KEYS : 0;
     if (WINDOW >= 0) {
       begin = max(own - WINDOW, 0) / KEYS;
-      whole_begin = (max(row + ROWS - 1 + size.shift() - WINDOW, 0) + KEYS - 1) / KEYS;
+      whole_begin = (max(row + ROWS - 1 + sequence.shift() - WINDOW, 0) + KEYS - 1) / KEYS;
     }
     begin = min(begin, end);
   }
+  __device__ bool is_empty() const { return row >= sequence.q_len; }
   // Behind the last key that the row whose own key is `own` sees.
-  __device__ static int over(int own, const Sizes &size) {
-    return CAUSAL ? own + 1 : WINDOW >= 0 ? own + WINDOW + 1 : size.kv_len;
-  }
+  __device__ int over(int own) const { return CAUSAL ? own + 1 : WINDOW >= 0 ? own + WINDOW + 1 : sequence.kv_len; }
 };
 
 // The tiles of a block. Heads are taken `together` at a time, whose keys and values fit in L2; of these, tiles with many
@@ -79,10 +81,10 @@ struct Tiles {
   // Whether there is such a turn: the other way a block may have none in the last one.
   __device__ bool exists() const { return turn * gridDim.x < heads * blocks; }
   __device__ bool is_mine() const { return index() < heads * blocks; }
-  __device__ Tile tile(const Sizes &size) const {
+  __device__ Tile tile(const Sequences &sequences) const {
     const int band = index() / (together * blocks), rest = index() % (together * blocks);
     const int width = min(together, heads - band * together);
-    return Tile(blocks - 1 - rest / width, band * together + rest % width, size);
+    return Tile(blocks - 1 - rest / width, band * together + rest % width, sequences);
   }
 };
 
@@ -106,15 +108,15 @@ struct Ring {
 // By one thread of a block: ask for the queries of all its tiles, and for keys and values in the order of their use.
 struct Fetcher {
   Map q, k, v;
-  Sizes size;
+  Sequences sequences;
   Ring ring;
   unsigned parity = 1;
 
   __device__ void run(Tiles tiles) {
     for (; tiles.exists(); ++tiles.turn) {
       if (!tiles.is_mine()) continue;
-      const Tile tile = tiles.tile(size);
-      if (tile.begin == tile.end) continue;
+      const Tile tile = tiles.tile(sequences);
+      if (tile.is_empty() || tile.begin == tile.end) continue;
       fetch_queries(tile);
       fetch(k, tile, tile.end - 1);
 #pragma unroll 1
@@ -131,14 +133,16 @@ struct Fetcher {
     arrive_expecting(ring.queries_full(), QUERY_BYTES);
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
-      load_head_tile(ring.queries() + part * ROWS * WIDTH, q, part * 64, tile.row, tile.head, tile.batch, ring.queries_full());
+      load_head_tile(ring.queries() + part * ROWS * WIDTH, q, part * 64, tile.sequence.first_row + tile.row, tile.head,
+                     tile.sequence.batch, ring.queries_full());
   }
   __device__ void fetch(Map map, const Tile &tile, int block) {
     await(ring.empty(ring.stage), ring.parity ^ 1);
     arrive_expecting(ring.full(), STAGE_BYTES);
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
-      load_head_tile(ring.tile() + part * KEYS * WIDTH, map, part * 64, block * KEYS, tile.head / GROUP, tile.batch, ring.full());
+      load_head_tile(ring.tile() + part * KEYS * WIDTH, map, part * 64, tile.sequence.first_key + block * KEYS,
+                     tile.head / GROUP, tile.sequence.batch, ring.full());
     ring.advance();
   }
 };
@@ -159,6 +163,8 @@ struct Turns {
   __device__ void end() const {
     if (TAKEN) asm volatile("bar.arrive %0, 256;" ::"r"(FIRST + (own + 1) % WARPGROUPS) : "memory");
   }
+  // By all threads of a warpgroup, which wait for each other.
+  __device__ void meet() const { asm volatile("bar.sync %0, 128;" ::"r"(FIRST + WARPGROUPS + own) : "memory"); }
 };
 
 // By a warpgroup: 64 rows of each tile. Its warps have 16 each; a lane has rows lane / 4 and 8 more, and of each 8 columns
@@ -166,8 +172,8 @@ struct Turns {
 struct Multiplier {
   float score[SCORES], sum[SUMS], top[2], total[2];
   unsigned weight[KEYS / 4];
-  Sizes size;
-  float factor;
+  Sequences sequences;
+  float factor, inner;
   Ring ring;
   Turns turns;
   int warp, lane;
@@ -176,7 +182,8 @@ struct Multiplier {
   __device__ void run(Tiles tiles, ELEMENT *out, float *lse) {
     for (; tiles.exists(); ++tiles.turn) {
       if (!tiles.is_mine()) continue;
-      const Tile tile = tiles.tile(size);
+      const Tile tile = tiles.tile(sequences);
+      if (tile.is_empty()) continue;
 #pragma unroll
       for (int half = 0; half < 2; ++half) top[half] = -CUDART_INF_F, total[half] = 0;
       if (tile.begin < tile.end)
@@ -205,6 +212,7 @@ struct Multiplier {
 #pragma unroll 1
       for (; block >= tile.begin; --block) more = step<true>(tile, block, more);
     release(ring.queries_empty());
+    if (!more) clean(tile);
     begin_products();
     values(more);
     close_products();
@@ -239,6 +247,7 @@ struct Multiplier {
     const int of_keys = ring.stage;
     ring.advance();
     await(ring.full(), ring.parity);
+    if (!more) clean(tile);
     values(more);
     close_products();
     turns.end();
@@ -286,8 +295,28 @@ struct Multiplier {
     }
   }
 
+  // Of the last block's values those behind the sequence's end: another sequence's, of which a weight of 0 makes NaN where
+  // they are not finite. Each warpgroup puts the same zeros there, so that none waits for another.
+  __device__ void clean(const Tile &tile) const {
+    const int first = tile.sequence.kv_len - (tile.end - 1) * KEYS;
+    if (!Sequences::PACKED || first >= KEYS) return;
+    const unsigned from = ring.tile() - shared_address(dynamic_shared());
+    const int count = (KEYS - first) * (WIDTH / 16);
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      Words *to = reinterpret_cast<Words *>(dynamic_shared()) + (from + (part * KEYS + first) * WIDTH) / 16;
+#pragma unroll 1
+      for (int place = warp % WARPS * LANES + lane; place < count; place += WARPS * LANES) to[place] = Words{};
+    }
+    show_writes();
+    turns.meet();
+  }
+
   // Scores become weights; `kept`: by what the sums so far are multiplied.
   template <bool MASKED> __device__ void weigh(const Tile &tile, int block, float (&kept)[2]) {
+    if (SOFTCAP)
+#pragma unroll
+      for (int k = 0; k < SCORES; ++k) score[k] = tanh_of(score[k] * inner);
     if (MASKED) hide(tile, block);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -317,8 +346,8 @@ struct Multiplier {
     const int column = block * KEYS + lane % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int own = tile.row + warp * 16 + lane / 4 + half * 8 + size.shift();
-      const int over = min(Tile::over(own, size), size.kv_len) - column, under = own - WINDOW - column;
+      const int own = tile.row + warp * 16 + lane / 4 + half * 8 + tile.sequence.shift();
+      const int over = min(tile.over(own), tile.sequence.kv_len) - column, under = own - WINDOW - column;
 #pragma unroll
       for (int k = 0; k < SCORES; k += 4)
 #pragma unroll
@@ -342,9 +371,9 @@ struct Multiplier {
       total[half] += __shfl_xor_sync(~0u, total[half], 1);
       total[half] += __shfl_xor_sync(~0u, total[half], 2);
       const int row = tile.row + warp * 16 + lane / 4 + half * 8;
-      const bool inside = row < size.q_len;
-      const float inverse = total[half] == 0 ? 1.0f : 1.0f / total[half];
-      ELEMENT *to = out + (((long long)tile.batch * size.q_len + row) * HEADS + tile.head) * DIM;
+      const bool inside = row < tile.sequence.q_len;
+      const float inverse = total[half] == 0 ? 1.0f : inverse_of(total[half]);
+      ELEMENT *to = out + ((tile.sequence.output_row() + row) * HEADS + tile.head) * DIM;
 #pragma unroll
       for (int group = 0; group < SPAN / 32; ++group) {
         Words words;
@@ -358,7 +387,7 @@ struct Multiplier {
         if (inside && column < DIM) *reinterpret_cast<Words *>(to + column) = words;
       }
       const float found = total[half] == 0 ? -CUDART_INF_F : top[half] * LN2 + logf(total[half]);
-      if (inside && lane % 4 == 0) lse[((long long)tile.batch * HEADS + tile.head) * size.q_len + row] = found;
+      if (inside && lane % 4 == 0) lse[sequences.place_of_sum(tile.sequence, tile.head) + row] = found;
     }
   }
   // Of four lanes each has a pair of four eights of columns: afterwards lane k has the whole eight number k.
@@ -378,12 +407,11 @@ struct Multiplier {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attention_forward(TENSOR_MAP(q), TENSOR_MAP(k), TENSOR_MAP(v), ELEMENT *out, float *lse, const float scale,
-                      const long long q_len, const long long kv_len, const long long heads, const long long together,
-                      const long long blocks) {
+// By every thread of a block. `factor` makes units of an exponential with base 2 of scores; with a soft cap, of the tangent
+// of scores times `inner`.
+__device__ inline void attend(const Map (&maps)[3], const Sequences &sequences, const Tiles &tiles, ELEMENT *out, float *lse,
+                              float factor, float inner) {
   const Ring ring((shared_address(dynamic_shared()) + PATTERN - 1) / PATTERN * PATTERN);
-  const Map maps[3] = {(Map)&q, (Map)&k, (Map)&v};
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       init_barrier(ring.base + 8 * stage, 1);
@@ -395,18 +423,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int map = 0; map < 3; ++map) prefetch_map(maps[map]);
   }
   __syncthreads();
-  const Sizes size{(int)q_len, (int)kv_len};
-  const Tiles tiles{(int)heads, (int)together, (int)blocks};
   if (threadIdx.x >= MULTIPLIERS) {
     if constexpr (WARPGROUPS == 2) give_registers<24>();
     if constexpr (WARPGROUPS == 3) give_registers<32>();
-    if (threadIdx.x == MULTIPLIERS) Fetcher{maps[0], maps[1], maps[2], size, ring}.run(tiles);
+    if (threadIdx.x == MULTIPLIERS) Fetcher{maps[0], maps[1], maps[2], sequences, ring}.run(tiles);
   } else {
     if constexpr (WARPGROUPS == 2) take_registers<240>();
     if constexpr (WARPGROUPS == 3) take_registers<160>();
     // equal in all lanes, and known to be so
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / LANES, 0), lane = threadIdx.x % LANES;
-    Multiplier own{{}, {}, {}, {}, {}, size, scale * LOG2E, ring, Turns(warp / WARPS), warp, lane, 0};
+    Multiplier own{{}, {}, {}, {}, {}, sequences, factor, inner, ring, Turns(warp / WARPS), warp, lane, 0};
     own.run(tiles, out, lse);
   }
 }
