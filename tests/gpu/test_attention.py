@@ -74,6 +74,7 @@ TAKEN: Mapping[str, Sequence[str]] = {
         "window",
         "window, as many heads",
         "window of both sides",
+        "cap",
         "one query",
         "odd heads",
     ),
@@ -178,7 +179,7 @@ def test_a_long_prompt_is_right(catalog: Catalog, op: str, name: str) -> None:
     assert verdict.ok, verdict.message
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize(("op", "name"), [ON_HOPPER])
 def test_warps_that_copy_and_warps_that_multiply_end_and_are_right(
     catalog: Catalog, op: str, name: str, head_dim: int
@@ -188,10 +189,17 @@ def test_warps_that_copy_and_warps_that_multiply_end_and_are_right(
     A copy that is read before it is complete, or written while it is read, makes two runs differ.
     """
     contract, implementation, device = catalog.op(op), catalog.implementation(op, name), Device.of("cuda")
-    for more in ({}, {"causal": False, "batch": 7}, {"kv_len": 400}, {"span": 300}, {"q_len": 5, "kv_len": 7}):
+    forms = (
+        {},
+        {"causal": False, "batch": 7},
+        {"kv_len": 400},
+        {"span": 300, "softcap": True},
+        {"q_len": 5, "kv_len": 7},
+    )
+    for more in forms:
         problem = contract.problem_of({**PLAIN, "q_len": 1700, "kv_len": 1700, "head_dim": head_dim, **more})
         values = contract.draw(problem, "normal", torch.Generator("cuda").manual_seed(0))
-        for config in spread(implementation.space(problem, device).configs, 9):
+        for config in spread(implementation.space(problem, device).configs, 6):
             plan = build(contract, Candidate(implementation, config), problem, contract.arguments(values), device)
             found = plan(*values)
             verdict = judged(contract, problem, found, values)

@@ -76,7 +76,7 @@ TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {
     ("kv_cache_append", "triton.block_int8"): {"kv_dtype": "int8"},
     **{
         ("attention_varlen", name): {"lengths": "uniform"}
-        for name in ("torch.native", "torch.flash_varlen", "torch.flash_varlen_sized", "triton.flash")
+        for name in ("torch.native", "torch.flash_varlen", "torch.flash_varlen_sized", "triton.flash", "cuda.wgmma")
     },
     ("top_k_top_p_sampling", "triton.split_rows"): {"top_k": True},
     **{(f"layer_norm{gradient}", f"liger.layer_norm{gradient}"): {"bias": True} for gradient in ("", "_backward")},

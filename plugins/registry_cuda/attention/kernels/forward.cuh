@@ -64,7 +64,8 @@ struct Tile {
     }
     begin = min(begin, end);
   }
-  __device__ bool is_empty() const { return row >= sequence.q_len; }
+  // No query: of packed sequences some shares are not filled, and where offsets are wrong a row may be below 0.
+  __device__ bool is_empty() const { return (unsigned)row >= (unsigned)sequence.q_len; }
   // Behind the last key that the row whose own key is `own` sees.
   __device__ int over(int own) const { return CAUSAL ? own + 1 : WINDOW >= 0 ? own + WINDOW + 1 : sequence.kv_len; }
 };
