@@ -112,7 +112,7 @@ def test_one_variant_serves_all_sizes_and_scales() -> None:
 
 def test_no_more_heads_run_at_once_than_keys_fit_in_l2() -> None:
     def together(problem: Problem) -> object:
-        return FORWARD.launch(problem, FORWARD.default(problem, H200), H200).args[-2]
+        return FORWARD.launch(problem, FORWARD.default(problem, H200), H200).args[-1]
 
     assert together(problem_of()) == 32
     assert together(problem_of(kv_heads=32)) == 8
@@ -128,6 +128,7 @@ def test_no_more_heads_run_at_once_than_keys_fit_in_l2() -> None:
         {"head_dim": 40, "span": 300},
         {"span": 300, "softcap": True},
         {"head_dim": 192},
+        {"head_dim": 256, "softcap": True},
     ],
     ids=str,
 )
@@ -138,11 +139,3 @@ def test_kernels_compile_without_spills(more: Mapping[str, Value]) -> None:
         artifact = FORWARD.compile(variant_of(problem, config), H200.target)
         assert (artifact.resources["spill_bytes"], artifact.resources["stack_bytes"]) == (0, 0), config
         assert artifact.resources["threads"] * artifact.resources["registers"] <= 65_536
-
-
-def test_kernels_of_the_longest_heads_spill_little() -> None:
-    """Their sums alone are 128 registers: some spill where a tile begins and ends, none in the loops over keys."""
-    problem = problem_of(head_dim=256)
-    for config in spread(of_each_tile(problem), 2):
-        resources = FORWARD.compile(variant_of(problem, config), H200.target).resources
-        assert resources["stack_bytes"] <= 256, config

@@ -51,6 +51,8 @@ PACKED_FORMS: list[tuple[Mapping[str, Value], Mapping[str, Value]]] = [
     ({"sequences": 40, "total_q": 200, "total_k": 260, "head_dim": 24}, {"keys": 64, "warpgroups": 1}),
     ({"head_dim": 256, "sequences": 2, "total_q": 200, "total_k": 200}, {"keys": 80, "stages": 4}),
     ({"sequences": 1, "total_q": 1, "total_k": 65}, {"keys": 128, "warpgroups": 2}),
+    # more tiles than are put in order
+    ({"sequences": 200, "heads": 2, "kv_heads": 1, "total_q": 210, "total_k": 230}, {"keys": 64, "warpgroups": 1}),
 ]
 
 

@@ -43,5 +43,5 @@ class WgmmaAttention(WgmmaForward):
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
         heads, blocks = problem.batch * problem.heads, -(-problem.q_len // rows_of(config))
         at_once = together(problem, heads, problem.kv_len)
-        sizes = (*logit_arguments(problem), problem.q_len, problem.kv_len, heads, at_once, blocks)
+        sizes = (*logit_arguments(problem), problem.q_len, problem.kv_len, blocks, heads, at_once)
         return self.launch_of(problem, config, device, heads * blocks, sizes)

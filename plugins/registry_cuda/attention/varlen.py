@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from registry import Config, Device, Launch, Problem
 
 from .head_tiles import HeadTiles, packed_head_tiles
 from .wgmma import WARPGROUP_ROWS, WgmmaForward, counting_reasons, logit_arguments, rows_of, source_of, together
+
+_MOST_SORTED = 192
+"""Tiles of a head that a block of threads puts in order: those with the most keys run first."""
 
 
 class PackedWgmmaAttention(WgmmaForward):
@@ -46,10 +50,11 @@ class PackedWgmmaAttention(WgmmaForward):
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
         shares = _shares(problem, rows_of(config))
-        at_once = together(problem, problem.heads, problem.total_k)
+        at_once = problem.heads if shares <= _MOST_SORTED else together(problem, problem.heads, problem.total_k)
         totals = (problem.sequences, problem.total_q, problem.total_k)
-        sizes = ("cu_seqlens_q", "cu_seqlens_k", *logit_arguments(problem), *totals, at_once, shares)
-        return self.launch_of(problem, config, device, problem.heads * shares, sizes)
+        sizes = ("cu_seqlens_q", "cu_seqlens_k", *logit_arguments(problem), *totals, shares, at_once)
+        launch = self.launch_of(problem, config, device, problem.heads * shares, sizes)
+        return replace(launch, constants={**launch.constants, "MOST_SORTED": _MOST_SORTED})
 
 
 def _shares(problem: Problem, rows: int) -> int:

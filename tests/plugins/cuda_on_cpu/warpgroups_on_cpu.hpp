@@ -228,6 +228,16 @@ inline void show_writes() {}
 template <int COUNT> void take_registers() {}
 template <int COUNT> void give_registers() {}
 inline void __syncthreads() { cpu::block.wait(); }
+inline int __syncthreads_count(int wanted) {
+  static int counts[2];
+  int &count = counts[cpu::block.round % 2];
+  count += wanted != 0;
+  cpu::block.wait();
+  const int found = count;
+  cpu::block.wait();
+  count = 0;
+  return found;
+}
 inline void __syncwarp() { cpu::exchanged(0, 0); }
 inline int __shfl_sync(unsigned, int value, int lane) { return (int)cpu::exchanged((unsigned)value, lane); }
 inline unsigned __shfl_xor_sync(unsigned, unsigned value, int apart) {

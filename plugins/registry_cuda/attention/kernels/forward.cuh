@@ -16,10 +16,8 @@ constexpr int MULTIPLIERS = WARPGROUPS * WARPS * LANES;
 constexpr int THREADS = MULTIPLIERS + WARPS * LANES;
 constexpr int PARTS = (DIM + 63) / 64, SPAN = PARTS * 64;  // a head in parts of 64 elements, 128 bytes, zeros behind it
 constexpr int SCORES = KEYS / 2, SUMS = SPAN / 2;          // of a thread
-constexpr int PATTERN = 1024;                              // bytes after which the swizzle repeats; barriers lie in the first
 constexpr int QUERY_BYTES = PARTS * ROWS * WIDTH, STAGE_BYTES = PARTS * KEYS * WIDTH;
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
-static_assert(16 * STAGES + 16 <= PATTERN, "two barriers a stage, and two of the queries");
 
 __device__ inline float exp2_of(float x) {
   float found;
@@ -71,21 +69,24 @@ struct Tile {
 };
 
 // The tiles of a block. Heads are taken `together` at a time, whose keys and values fit in L2; of these, tiles with many
-// keys run first. Every other turn goes the other way, so that two turns have as many keys for each block.
+// keys run first, each in as many turns as there are heads. Every other turn goes the other way, so that two turns have as
+// many keys for each block.
 struct Tiles {
-  int heads, together, blocks, turn = 0;
+  Sequences sequences;
+  int heads, together, turn = 0;
 
   __device__ int index() const {
     const int place = turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
     return turn * gridDim.x + place;
   }
+  __device__ int count() const { return heads * sequences.blocks(); }
   // Whether there is such a turn: the other way a block may have none in the last one.
-  __device__ bool exists() const { return turn * gridDim.x < heads * blocks; }
-  __device__ bool is_mine() const { return index() < heads * blocks; }
-  __device__ Tile tile(const Sequences &sequences) const {
-    const int band = index() / (together * blocks), rest = index() % (together * blocks);
+  __device__ bool exists() const { return turn * gridDim.x < count(); }
+  __device__ bool is_mine() const { return index() < count(); }
+  __device__ Tile tile() const {
+    const int band = index() / (together * sequences.blocks()), rest = index() % (together * sequences.blocks());
     const int width = min(together, heads - band * together);
-    return Tile(blocks - 1 - rest / width, band * together + rest % width, sequences);
+    return Tile(sequences.in_order(rest / width), band * together + rest % width, sequences);
   }
 };
 
@@ -109,14 +110,13 @@ struct Ring {
 // By one thread of a block: ask for the queries of all its tiles, and for keys and values in the order of their use.
 struct Fetcher {
   Map q, k, v;
-  Sequences sequences;
   Ring ring;
   unsigned parity = 1;
 
   __device__ void run(Tiles tiles) {
     for (; tiles.exists(); ++tiles.turn) {
       if (!tiles.is_mine()) continue;
-      const Tile tile = tiles.tile(sequences);
+      const Tile tile = tiles.tile();
       if (tile.is_empty() || tile.begin == tile.end) continue;
       fetch_queries(tile);
       fetch(k, tile, tile.end - 1);
@@ -173,7 +173,6 @@ struct Turns {
 struct Multiplier {
   float score[SCORES], sum[SUMS], top[2], total[2];
   unsigned weight[KEYS / 4];
-  Sequences sequences;
   float factor, inner;
   Ring ring;
   Turns turns;
@@ -183,20 +182,13 @@ struct Multiplier {
   __device__ void run(Tiles tiles, ELEMENT *out, float *lse) {
     for (; tiles.exists(); ++tiles.turn) {
       if (!tiles.is_mine()) continue;
-      const Tile tile = tiles.tile(sequences);
+      const Tile tile = tiles.tile();
       if (tile.is_empty()) continue;
 #pragma unroll
       for (int half = 0; half < 2; ++half) top[half] = -CUDART_INF_F, total[half] = 0;
-      if (tile.begin < tile.end)
-        pass(tile);
-      else
-        clear();
-      store(tile, out, lse);
+      if (tile.begin < tile.end) pass(tile);
+      store(tile, tiles.sequences, out, lse);
     }
-  }
-  __device__ void clear() {
-#pragma unroll
-    for (int k = 0; k < SUMS; ++k) sum[k] = 0;
   }
 
   __device__ void pass(const Tile &tile) {
@@ -366,14 +358,16 @@ struct Multiplier {
     for (int k = 0; k < KEYS / 4; ++k) weight[k] = rounded(score[k * 2], score[k * 2 + 1], ELEMENT());
   }
 
-  __device__ void store(const Tile &tile, ELEMENT *out, float *lse) {
+  __device__ void store(const Tile &tile, const Sequences &sequences, ELEMENT *out, float *lse) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       total[half] += __shfl_xor_sync(~0u, total[half], 1);
       total[half] += __shfl_xor_sync(~0u, total[half], 2);
       const int row = tile.row + warp * 16 + lane / 4 + half * 8;
       const bool inside = row < tile.sequence.q_len;
-      const float inverse = total[half] == 0 ? 1.0f : inverse_of(total[half]);
+      // such a row's sums are of no key, or of another tile: to make zeros of them first costs registers at every store
+      const bool sees_none = total[half] == 0;
+      const float inverse = inverse_of(total[half]);
       ELEMENT *to = out + ((tile.sequence.output_row() + row) * HEADS + tile.head) * DIM;
 #pragma unroll
       for (int group = 0; group < SPAN / 32; ++group) {
@@ -381,13 +375,13 @@ struct Multiplier {
 #pragma unroll
         for (int eight = 0; eight < 4; ++eight) {
           const float *own = &sum[(group * 4 + eight) * 4 + half * 2];
-          words.word[eight] = rounded(own[0] * inverse, own[1] * inverse, ELEMENT());
+          words.word[eight] = sees_none ? 0 : rounded(own[0] * inverse, own[1] * inverse, ELEMENT());
         }
         transpose(words);
         const int column = (group * 4 + lane % 4) * 8;
         if (inside && column < DIM) *reinterpret_cast<Words *>(to + column) = words;
       }
-      const float found = total[half] == 0 ? -CUDART_INF_F : top[half] * LN2 + logf(total[half]);
+      const float found = sees_none ? -CUDART_INF_F : top[half] * LN2 + logf(total[half]);
       if (inside && lane % 4 == 0) lse[sequences.place_of_sum(tile.sequence, tile.head) + row] = found;
     }
   }
@@ -410,9 +404,8 @@ struct Multiplier {
 
 // By every thread of a block. `factor` makes units of an exponential with base 2 of scores; with a soft cap, of the tangent
 // of scores times `inner`.
-__device__ inline void attend(const Map (&maps)[3], const Sequences &sequences, const Tiles &tiles, ELEMENT *out, float *lse,
-                              float factor, float inner) {
-  const Ring ring((shared_address(dynamic_shared()) + PATTERN - 1) / PATTERN * PATTERN);
+__device__ inline void attend(const Map (&maps)[3], const Tiles &tiles, ELEMENT *out, float *lse, float factor, float inner) {
+  const Ring ring(first_pattern());
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       init_barrier(ring.base + 8 * stage, 1);
@@ -427,13 +420,13 @@ __device__ inline void attend(const Map (&maps)[3], const Sequences &sequences, 
   if (threadIdx.x >= MULTIPLIERS) {
     if constexpr (WARPGROUPS == 2) give_registers<24>();
     if constexpr (WARPGROUPS == 3) give_registers<32>();
-    if (threadIdx.x == MULTIPLIERS) Fetcher{maps[0], maps[1], maps[2], sequences, ring}.run(tiles);
+    if (threadIdx.x == MULTIPLIERS) Fetcher{maps[0], maps[1], maps[2], ring}.run(tiles);
   } else {
     if constexpr (WARPGROUPS == 2) take_registers<240>();
     if constexpr (WARPGROUPS == 3) take_registers<160>();
     // equal in all lanes, and known to be so
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / LANES, 0), lane = threadIdx.x % LANES;
-    Multiplier own{{}, {}, {}, {}, {}, sequences, factor, inner, ring, Turns(warp / WARPS), warp, lane, 0};
+    Multiplier own{{}, {}, {}, {}, {}, factor, inner, ring, Turns(warp / WARPS), warp, lane, 0};
     own.run(tiles, out, lse);
   }
 }
