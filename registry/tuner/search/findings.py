@@ -176,14 +176,17 @@ class Findings:
 
     @property
     def decides(self) -> bool:
-        """Whether something is right, and of several implementations not one alone was tried.
+        """Whether something is right, of several implementations not one alone was tried, and the default was.
 
-        A search that was stopped so early would make the first that was tried, the default or the op's baseline, a
-        winner, which others no longer run beside.
+        A search that was stopped earlier would make a winner of what was tried first, the op's baseline or what
+        compiles in no time; calls would run it and not the default, which may be faster. A stored winner that is right
+        stands for the default, which it has met.
         """
         supported = {choice.implementation.name for choice in self.plan.supported}
         tried = {told.candidate.implementation.name for told in self._tried.values()}
-        return self.incumbent() is not None and (len(supported) == 1 or len(tried) > 1)
+        default = next(iter(self.plan.defaults()), None)
+        met = default is None or self.knows(default) or (self.stored is not None and self.is_right(self.stored))
+        return self.incumbent() is not None and (len(supported) == 1 or len(tried) > 1) and met
 
     def best_of_each(self) -> list[Candidate]:
         """The fastest right candidate of every implementation, one that was given up early where there is no other."""

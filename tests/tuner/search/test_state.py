@@ -222,6 +222,26 @@ def test_one_alone_of_several_implementations_decides_nothing() -> None:
         assert findings.decides is decides
 
 
+def test_nothing_is_decided_before_the_default_or_a_winner_that_beat_it_was_tried() -> None:
+    bowl, plain, device = Bowl(), PlainBowl(), Device.of("cpu")
+    default = bowl.default(PROBLEM, device)
+    choices = (
+        ImplementationPlan(plain, plain.space(PROBLEM, device), {}),
+        ImplementationPlan(bowl, bowl.space(PROBLEM, device), default, preference=2.0),
+    )
+    other = Candidate(bowl, {"a": 1, "b": 2})
+    assert other.config != default
+    findings = Findings(ProblemPlan(PROBLEM, SOFTMAX, device, choices), 0)
+    findings.learn(right(Candidate(plain, {}), 30.0, "1"))
+    findings.learn(right(other, 20.0, "2"))
+    assert not findings.decides
+    findings.stored = other
+    assert findings.decides
+    findings.stored = None
+    findings.learn(Finding(Candidate(bowl, default), "compile_error", None, False, "3"))
+    assert findings.decides
+
+
 def test_a_fresh_process_makes_inputs_once_and_each_entrant_takes_as_long_as_a_later_trial() -> None:
     findings = a_search(Budget()).findings
     assert findings.setup_seconds(5, 3) == 0.0
