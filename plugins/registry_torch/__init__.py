@@ -539,6 +539,14 @@ def attention_varlen_implementations() -> Iterable[Implementation]:
     return [NativeVarlen(), FlashVarlen(), SizedFlashVarlen()]
 
 
+@implements("attention_varlen_backward")
+def attention_varlen_backward_implementations() -> Iterable[Implementation]:
+    """Five products, sequence by sequence."""
+    from .attention.varlen import NativeVarlenBackward
+
+    return [NativeVarlenBackward()]
+
+
 @implements("attention_backward")
 def attention_backward_implementations() -> Iterable[Implementation]:
     """Five products, and the gradient of each of the kernels behind torch's attention."""

@@ -385,3 +385,10 @@ def attention_varlen_implementations() -> Sequence[registry.Implementation]:
     from .attention.varlen import PackedAttention
 
     return [PackedAttention()]
+
+
+@registry.implements("attention_varlen_backward")
+def attention_varlen_backward_implementations() -> Sequence[registry.Implementation]:
+    from .attention.varlen_backward import PackedAttentionBackward
+
+    return [PackedAttentionBackward()]

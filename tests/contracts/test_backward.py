@@ -141,6 +141,7 @@ def test_a_backward_op_takes_the_gradient_what_is_saved_and_the_attributes(op: O
         "cross_entropy": {"target", "weight"},
         "fused_linear_cross_entropy": {"target"},
         "attention": {"mask"},
+        "attention_varlen": {"cu_seqlens_q", "cu_seqlens_k"},
         "embedding": {"indices"},
         "apply_rotary": {"positions", "cos_sin_cache"},
         "topk_softmax": set(),
@@ -183,7 +184,7 @@ def test_what_a_gradient_needs_saved() -> None:
         ("cross_entropy", "cross_entropy_backward"),
         ("fused_linear_cross_entropy", "fused_linear_cross_entropy_backward"),
         ("attention", "attention_backward"),
-        ("attention_varlen", None),
+        ("attention_varlen", "attention_varlen_backward"),
     ]
 
 

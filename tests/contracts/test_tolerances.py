@@ -40,10 +40,10 @@ from ..tiers import one_of_each
 Tensor = torch.Tensor
 Computation = Callable[..., Outputs]
 ELSEWHERE = re.compile(
-    r"(gemm_(int[128]|nf4|sparse24|w4a16|w[48]a8)|.*_and_mul|layer_norm|(fused_linear_)?cross_entropy|attention)(_backward)?"
+    r"(gemm_(int[128]|nf4|sparse24|w4a16|w[48]a8)|.*_and_mul|layer_norm|(fused_linear_)?cross_entropy|attention(_varlen)?)(_backward)?"
     r"|(embedding|topk_softmax|grouped_gemm|grouped_gemm_int4|apply_rotary)(_backward)?"
     r"|fused_linear_cross_entropy_gradients|fused_moe|quantize_per_token|(grouped_)?scaled_mm|fused_add_rms_norm"
-    r"|rotary_embedding|kv_cache_append|rotary_kv_append|attention_decode|attention_varlen|mla_decode|top_k_top_p_sampling"
+    r"|rotary_embedding|kv_cache_append|rotary_kv_append|attention_decode|mla_decode|top_k_top_p_sampling"
 )
 """Ops whose mutants are in files of their own."""
 BOX = [op for op in ALL if not ELSEWHERE.fullmatch(op.name)]

@@ -98,15 +98,19 @@ LARGE: Mapping[str, Sequence[Mapping[str, Any]]] = {
         ]
         for gradient in ("", "_backward")
     },
-    "attention_varlen": [
-        {"sequences": sequences, "heads": 8, "kv_heads": kv_heads, "total_q": rows, "total_k": keys, "head_dim": width,
-         "causal": causal, "softcap": cap, "span": span, "lengths": lengths}
-        for sequences, kv_heads, rows, keys, width, causal, cap, span, lengths in (
-            (3, 2, 2000, 2000, 128, True, False, False, "skewed"), (40, 8, 500, 3000, 64, True, False, 200, "uniform"),
-            (2, 1, 600, 300, 80, False, False, False, "skewed"), (5, 4, 666, 666, 256, True, True, False, "uniform"),
-            (300, 8, 700, 900, 128, False, False, 9, "skewed"),
-        )
-    ],
+    **{
+        f"attention_varlen{gradient}": [
+            {"sequences": sequences, "heads": 8, "kv_heads": kv_heads, "total_q": rows, "total_k": keys,
+             "head_dim": width, "causal": causal, "softcap": cap, "span": span, "lengths": lengths}
+            for sequences, kv_heads, rows, keys, width, causal, cap, span, lengths in (
+                (3, 2, 2000, 2000, 128, True, False, False, "skewed"),
+                (40, 8, 500, 3000, 64, True, False, 200, "uniform"),
+                (2, 1, 600, 300, 80, False, False, False, "skewed"),
+                (5, 4, 666, 666, 256, True, True, False, "uniform"), (300, 8, 700, 900, 128, False, False, 9, "skewed"),
+            )
+        ]
+        for gradient in ("", "_backward")
+    },
     "fused_add_rms_norm": [
         {"rows": 300, "cols": 4096, "weight": True}, {"rows": 3, "cols": 128256, "weight": True},
         {"rows": 999, "cols": 100, "weight": False},

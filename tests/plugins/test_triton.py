@@ -169,7 +169,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "scaled_mm triton.gemm": {"m": 4096, **SCALED},
     "grouped_scaled_mm triton.gemm": {"m": 4096, **SCALED_EXPERTS},
     "scaled_mm triton.splitk": {"m": 16, **SCALED},
-    "attention_varlen triton.flash": PACKED_SEQUENCES,
+    **{f"attention_varlen{gradient} triton.flash": PACKED_SEQUENCES for gradient in ("", "_backward")},
     "kv_cache_append triton.block_int8": {
         "tokens": 8192,
         "kv_heads": 8,
@@ -209,10 +209,11 @@ ON_ONE = (
     "scaled_mm triton.splitk",
 )
 OTHERS = [key for key in TYPICAL if not key.startswith(ON_ONE)]
-SLOW = ("attention_backward",)
+SLOW = ("attention_backward", "attention_varlen_backward")
 """Compiled for seconds; its numbers are checked in the interpreter, and it is compiled before a release."""
 SPILLED = {
     "attention_backward triton.flash": 32,
+    "attention_varlen_backward triton.flash": 32,
     "mla_decode triton.whole": 160,
     "mla_decode triton.split_kv": 160,
     "top_k_top_p_sampling triton.looped": 32,
@@ -316,11 +317,14 @@ DECODER_SIZES: Mapping[str, list[Mapping[str, Any]]] = {
         *({**DECODE, "page": page, "kv_dtype": "int8"} for page in (False, 16)),
         {**DECODE, "head_dim": 24, "heads": 8, "span": 1024},
     ],
-    "attention_varlen": [
-        {**PACKED_SEQUENCES, "sequences": sequences, "total_q": rows, "total_k": keys, "head_dim": width}
-        for sequences, rows, keys in ((1, 1, 1), (200, 64, 8192), (16, 65536, 65536), (3, 33, 70))
-        for width in (8, 64, 80, 128, 256)
-    ],
+    **{
+        f"attention_varlen{gradient}": [
+            {**PACKED_SEQUENCES, "sequences": sequences, "total_q": rows, "total_k": keys, "head_dim": width}
+            for sequences, rows, keys in ((1, 1, 1), (200, 64, 8192), (16, 65536, 65536), (3, 33, 70))
+            for width in (8, 64, 80, 128, 256)
+        ]
+        for gradient in ("", "_backward")
+    },
     "top_k_top_p_sampling": [
         {"rows": rows, "cols": cols, "top_k": True, "top_p": cols > 7}
         for rows in (1, 256)
@@ -594,7 +598,7 @@ def test_the_fingerprint_covers_the_kernels_module() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("op", ["attention", "attention_backward", "attention_varlen"])
+@pytest.mark.parametrize("op", [*ATTENTIONS, "attention_varlen", "attention_varlen_backward"])
 def test_attention_in_float32_has_configurations_wherever_it_is_supported(op: str) -> None:
     # an sm_89 has 99 KiB of shared memory a block, too few for heads of 128 in parts of tf32
     small = replace(A100, name="NVIDIA L4", architecture="sm_89", shared_bytes=99 * 1024)

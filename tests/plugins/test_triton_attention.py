@@ -13,7 +13,7 @@ import torch
 
 from registry.backends.triton import INTERPRETED
 from registry.contract import as_tuple
-from registry.contracts import ATTENTION, ATTENTION_BACKWARD, ATTENTION_VARLEN
+from registry.contracts import ATTENTION, ATTENTION_BACKWARD, ATTENTION_VARLEN, ATTENTION_VARLEN_BACKWARD
 from registry.correctness import numerics
 from registry.device import Device
 from registry.dispatch.plans.plan import Candidate, build
@@ -88,15 +88,27 @@ def test_numerics_of_packed_parts_of_a_projection(causal: bool) -> None:
     # the second and the last have no token, the third has one; tiles of 16 queries begin within sequences
     ends = torch.tensor([0, 35, 35, 36, 60, 60], dtype=torch.int32)
     values = ATTENTION_VARLEN.bind((*parts, ends, ends, causal), {})
-    for one, right in zip(run(ATTENTION_VARLEN, values), numerics.reference64(ATTENTION_VARLEN, values), strict=True):
+    out, lse = run(ATTENTION_VARLEN, values)
+    for one, right in zip((out, lse), numerics.reference64(ATTENTION_VARLEN, values), strict=True):
         torch.testing.assert_close(one.double(), right, rtol=4e-3, atol=4e-3)
+    heads_first = torch.randn(4, 60, 16).half().transpose(0, 1)
+    values = ATTENTION_VARLEN_BACKWARD.bind((heads_first, *parts, ends, ends, out, lse, causal), {})
+    exact = numerics.reference64(ATTENTION_VARLEN_BACKWARD, values)
+    for one, right in zip(run(ATTENTION_VARLEN_BACKWARD, values), exact, strict=True):
+        torch.testing.assert_close(one.double(), right, rtol=1e-2, atol=1e-2)
 
 
 def test_numerics_of_more_sequences_than_tokens() -> None:
     q, k = torch.randn(3, 2, 16), torch.randn(5, 1, 16)
     ends = [torch.tensor(each, dtype=torch.int32) for each in ([0] * 9 + [2] * 9 + [3], [0] * 12 + [4] * 6 + [5])]
-    values = ATTENTION_VARLEN.bind((q, k, torch.randn_like(k), *ends), {})
-    for one, right in zip(run(ATTENTION_VARLEN, values), numerics.reference64(ATTENTION_VARLEN, values), strict=True):
+    heads = q, k, torch.randn_like(k)
+    values = ATTENTION_VARLEN.bind((*heads, *ends), {})
+    found = run(ATTENTION_VARLEN, values)
+    for one, right in zip(found, numerics.reference64(ATTENTION_VARLEN, values), strict=True):
+        torch.testing.assert_close(one.double(), right, rtol=1e-5, atol=1e-5)
+    values = ATTENTION_VARLEN_BACKWARD.bind((torch.randn_like(q), *heads, *ends, *found), {})
+    exact = numerics.reference64(ATTENTION_VARLEN_BACKWARD, values)
+    for one, right in zip(run(ATTENTION_VARLEN_BACKWARD, values), exact, strict=True):
         torch.testing.assert_close(one.double(), right, rtol=1e-5, atol=1e-5)
 
 
@@ -106,12 +118,25 @@ def test_numerics_of_wrong_offsets_stay_within_the_tensors(wrong: list[int]) -> 
     ends = torch.tensor(wrong, dtype=torch.int32)
     around = torch.full((21, 2, 16), torch.nan)
     around[8:13] = 1.0
-    values = ATTENTION_VARLEN.bind((*[around[8:13]] * 3, ends, ends), {})
-    arguments = ATTENTION_VARLEN.arguments(values)
-    problem, implementation = ATTENTION_VARLEN.pose(arguments), FORMS[ATTENTION_VARLEN.name][0]
-    plan = build(
-        ATTENTION_VARLEN, Candidate(implementation, implementation.default(problem, CPU)), problem, arguments, CPU
-    )
-    out, _ = as_tuple(plan(*values))
+    one = around[8:13]
+    out, lse = run(ATTENTION_VARLEN, ATTENTION_VARLEN.bind((one, one, one, ends, ends), {}))
     begin, end = min(max(wrong[1], 0), 5), min(max(wrong[2], wrong[1], 0), 5)
     torch.testing.assert_close(out[begin:end], torch.ones(end - begin, 2, 16))
+    given = ATTENTION_VARLEN_BACKWARD.bind((one, one, one, one, ends, ends, one, lse), {})
+    for gradient in run(ATTENTION_VARLEN_BACKWARD, given):
+        # each weight is the same, and no logit matters
+        assert gradient[begin:end].isfinite().all()
+    assert around[:8].isnan().all()
+    assert around[13:].isnan().all()
+
+
+@pytest.mark.parametrize("needs", list(itertools.product((False, True), repeat=3)), ids=str)
+@pytest.mark.few(3)
+def test_numerics_of_packed_gradients_some_of_which_nobody_needs(needs: tuple[bool, bool, bool]) -> None:
+    op = ATTENTION_VARLEN_BACKWARD
+    drawn = op.draw(op.problem_of({**op.examples[1], "dtype": "float32"}), "normal", torch.Generator().manual_seed(0))
+    found = run(op, (*drawn[:-3], *needs))
+    for one, right, needed in zip(found, as_tuple(op.reference(*drawn)), needs, strict=True):
+        assert one.shape == (right.shape if needed else (0,))
+        if needed:
+            torch.testing.assert_close(one, right)

@@ -15,7 +15,7 @@ from registry.problem import Problem
 from registry.space import Config
 
 from ..native import Native
-from .native import attend
+from .native import attend, gradients
 
 
 def _bounds(offsets: torch.Tensor, total: int) -> list[tuple[int, int]]:
@@ -40,6 +40,25 @@ def attend_packed(values: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     return out, lse
 
 
+def gradients_packed(values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    """The three gradients of a call's values, an empty tensor for one that is not needed."""
+    grad_out, q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, *attributes = values
+    needs = attributes[-3:]
+    made = [
+        torch.zeros(x.shape, dtype=x.dtype, device=x.device) if needed else x.new_empty(0)
+        for x, needed in zip((q, k, v), needs, strict=True)
+    ]
+    found = zip(_bounds(cu_seqlens_q, q.shape[0]), _bounds(cu_seqlens_k, k.shape[0]), strict=True)
+    for rows, keys in ((slice(*one), slice(*other)) for one, other in found):
+        if rows.stop > rows.start and keys.stop > keys.start:
+            heads = grad_out[None, rows], q[None, rows], k[None, keys], v[None, keys]
+            parts = gradients((*heads, None, out[None, rows], lse[None, :, rows], *attributes))
+            for whole, part, tokens, needed in zip(made, parts, (rows, keys, keys), needs, strict=True):
+                if needed:
+                    whole[tokens] = part[0]
+    return tuple(made)
+
+
 class NativeVarlen(Native):
     """Products and a softmax in float32 for each sequence. It waits for the offsets, which it reads on the host."""
 
@@ -52,5 +71,21 @@ class NativeVarlen(Native):
 
         def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
             return attend_packed(arguments)
+
+        return run
+
+
+class NativeVarlenBackward(Native):
+    """Five products in float32 for each sequence. It waits for the offsets, which it reads on the host."""
+
+    op = "attention_varlen_backward"
+    returns_outputs = True
+    capturable = False
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        """Any layout and size."""
+
+        def run(_outputs: Tensors, arguments: tuple[Any, ...], _scratch: Tensors) -> Tensors:
+            return gradients_packed(arguments)
 
         return run

@@ -42,11 +42,11 @@ class TileAttentionBackward(TritonImplementation):
     def space(self, problem: Problem, device: Device) -> Space:
         """Sizes of the tile that is kept and of a step, warps, and how many steps are loaded ahead."""
         longest = max(16, min(128, next_power_of_2(max(problem.q_len, problem.kv_len))))
-        return _space(longest, span_of(problem), bytes_held(problem, device), mask_bytes(problem), device)
+        return space_of(longest, span_of(problem), bytes_held(problem, device), mask_bytes(problem), device)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """Tiles as large as the GPU's shared memory and registers allow."""
-        return _nearest(self.space(problem, device), span_of(problem), device)
+        return nearest_config(self.space(problem, device), span_of(problem), device)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Behind torch's kernels until it was measured against them."""
@@ -57,7 +57,7 @@ class TileAttentionBackward(TritonImplementation):
         return {"deltas": TensorSpec.contiguous(shape, torch.float32)}
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
-        needs = _needs(problem)
+        needs = needs_of(problem)
         # where nothing is needed, something must be launched
         launches = [] if needs["NEED_V"] and not (needs["NEED_Q"] or needs["NEED_K"]) else [_deltas(problem)]
         if needs["NEED_K"] or needs["NEED_V"]:
@@ -67,21 +67,26 @@ class TileAttentionBackward(TritonImplementation):
         return launches
 
 
-def _needs(problem: Problem) -> dict[str, bool]:
+def needs_of(problem: Problem) -> dict[str, bool]:
     """Which gradients are needed; all where only dimensions are known."""
     arguments = problem.traits.arguments
     return {f"NEED_{one.upper()}": arguments is None or arguments.flag(f"need_{one}") for one in "qkv"}
 
 
-def _deltas(problem: Problem) -> Launch:
+def delta_launch(problem: Problem, sequences: int, length: int, strides: tuple[int, ...]) -> Launch:
+    """The launch that makes ``deltas`` of ``grad_out`` and ``out``, sequences of one length with these strides."""
     rows = max(1, _DELTA_ELEMENTS // span_of(problem))
     return Launch(
         kernels.row_deltas,
-        grid=(problem.batch * problem.heads * -(-problem.q_len // rows),),
-        args=("deltas", "grad_out", "out", problem.q_len, *heads_strides(problem, "grad_out", "out")),
+        grid=(sequences * problem.heads * -(-length // rows),),
+        args=("deltas", "grad_out", "out", length, *strides),
         constants={"HEADS": problem.heads, "WIDTH": problem.head_dim, "SPAN": span_of(problem), "ROWS": rows},
         options={"num_warps": _DELTA_WARPS},
     )
+
+
+def _deltas(problem: Problem) -> Launch:
+    return delta_launch(problem, problem.batch, problem.q_len, heads_strides(problem, "grad_out", "out"))
 
 
 def _strides(problem: Problem) -> tuple[int, ...]:
@@ -131,7 +136,9 @@ def _by_queries(problem: Problem, config: Config, device: Device) -> Launch:
 
 
 @lru_cache(maxsize=KEPT)
-def _space(longest: int, span: int, itemsize: int, mask: int, device: Device) -> Space:
+def space_of(longest: int, span: int, itemsize: int, mask: int, device: Device) -> Space:
+    """The space for tiles of up to ``longest`` rows of ``span`` elements; ``mask``: bytes of the mask for a pair."""
+
     def registers(config: Config) -> bool:
         # two sums of the tile, and two tiles of scores
         live = 2 * config["BLOCK"] * (span + config["STEP"])
@@ -168,7 +175,8 @@ def _wanted(span: int, device: Device) -> tuple[int, int, int, int]:
 
 
 @lru_cache(maxsize=KEPT)
-def _nearest(space: Space, span: int, device: Device) -> Config:
+def nearest_config(space: Space, span: int, device: Device) -> Config:
+    """The configuration of ``space`` nearest to what is fast for heads of ``span`` elements."""
     block, step, warps, stages = _wanted(span, device)
 
     def distance(config: Config) -> tuple[float, ...]:

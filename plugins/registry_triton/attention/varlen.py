@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from registry import Config, Device, Launch, Problem, Space
 from registry.backends.estimate import next_power_of_2
@@ -31,15 +31,7 @@ class PackedAttention(TritonImplementation):
     name = "triton.flash"
 
     def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
-        yield from type_reasons(problem, device)
-        for name in ("q", "k", "v"):
-            if _strides(problem, name) is None:
-                yield f"the elements of a head of {name} are not neighbours"
-        for name in ("cu_seqlens_q", "cu_seqlens_k"):
-            if not problem.traits.contiguous(name):
-                yield f"{name} is not contiguous"
-        if problem.head_dim > MOST_WIDTH:
-            yield f"head_dim={problem.head_dim} (limit {MOST_WIDTH})"
+        yield from packed_reasons(problem, device, "q", "k", "v")
         programs = problem.heads * most_tiles(problem.total_q, problem.sequences, 16)
         if programs > MOST_PROGRAMS:
             yield f"up to {programs} programs (limit {MOST_PROGRAMS})"
@@ -61,11 +53,7 @@ class PackedAttention(TritonImplementation):
         return 0.8
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
-        strides: tuple[int, ...] = ()
-        for name in ("q", "k", "v"):
-            found = _strides(problem, name)
-            assert found is not None
-            strides += found
+        strides = [stride for name in ("q", "k", "v") for stride in packed_strides(problem, name)]
         tiles = most_tiles(problem.total_q, problem.sequences, config["BLOCK_M"])
         return Launch(
             kernels.attention_varlen,
@@ -84,7 +72,27 @@ class PackedAttention(TritonImplementation):
         )  # fmt: skip
 
 
+def packed_reasons(problem: Problem, device: Device, *names: str) -> Iterator[str]:
+    """Why the tensors ``names`` of packed sequences, or the offsets, cannot be read by the kernels."""
+    yield from type_reasons(problem, device)
+    for name in names:
+        if _strides(problem, name) is None:
+            yield f"the elements of a head of {name} are not neighbours"
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        if not problem.traits.contiguous(name):
+            yield f"{name} is not contiguous"
+    if problem.head_dim > MOST_WIDTH:
+        yield f"head_dim={problem.head_dim} (limit {MOST_WIDTH})"
+
+
+def packed_strides(problem: Problem, name: str) -> tuple[int, ...]:
+    """Elements from a token and from a head to the next of a tensor whose heads are known to be readable."""
+    found = _strides(problem, name)
+    assert found is not None
+    return found
+
+
 def _strides(problem: Problem, name: str) -> tuple[int, ...] | None:
     """Elements from a token and a head of a tensor to the next; None if a head's elements are apart."""
-    heads = problem.heads if name == "q" else problem.kv_heads
+    heads = problem.kv_heads if name in {"k", "v"} else problem.heads
     return outer_strides(problem, name, (heads, problem.head_dim))

@@ -124,6 +124,26 @@ def _mask_kind(arguments: Arguments, q: TensorSpec, k: TensorSpec) -> str:
     return "additive"
 
 
+def check_results(arguments: Arguments, lse_shape: tuple[int, ...]) -> None:
+    """Raise InvalidArgumentError unless out and grad_out are like q, and lse is float32 or wider and of this shape."""
+    op, q, lse = arguments.op, arguments.tensor("q"), arguments.tensor("lse")
+    for name in ("grad_out", "out"):
+        spec = arguments.tensor(name)
+        if spec.shape != q.shape:
+            raise InvalidArgumentError(
+                f"{op}: {name} is {shape_text(spec.shape)} but q is {shape_text(q.shape)}",
+                hint="the output and its gradient have the shape of q; grad_out.expand_as(out) if it was reduced",
+            )
+        same_dtype(op, ("q", q), (name, spec))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    if lse.shape != lse_shape or lse.dtype != wide:
+        raise InvalidArgumentError(
+            f"{op}: lse is {dtype_name(lse.dtype)} of shape {shape_text(lse.shape)},"
+            f" expected {dtype_name(wide)} of shape {shape_text(lse_shape)}",
+            hint=f"it is the second output of {op.removesuffix('_backward')}",
+        )
+
+
 def check_attention(problem: Problem) -> None:
     """Raise InvalidArgumentError for dimensions that no call has."""
     positive(problem, "batch", "q_len", "kv_len")

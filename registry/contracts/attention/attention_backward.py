@@ -9,12 +9,10 @@ from typing import Any
 import torch
 
 from ...contract import Floor, Op, RowMajor, Tolerance
-from ...errors import InvalidArgumentError
-from ...problem import Arguments, Problem, Value, dtype_name
+from ...problem import Arguments, Problem, Value
 from .. import fills
-from ..checks import same_dtype, shape_text
 from ..rounding import fp32_weight, underflow, units
-from .arguments import attention_examples, attention_problem, check_attention, drawn
+from .arguments import attention_examples, attention_problem, check_attention, check_results, drawn
 from .attention import ATTENTION, OF_ROUNDINGS, attention_reference, logit_size, mask_bytes, of_sum, scored_call
 from .logits import ScoredCall, ScoredRows, group_sums, grouped_product, seen_pairs
 
@@ -75,28 +73,18 @@ def _outputs(
     _grad: Any, q: Any, k: Any, v: Any, _mask: Any, _out: Any, _lse: Any, _causal: Any, _scale: Any, _cap: Any,
     _window: Any, need_q: bool = True, need_k: bool = True, need_v: bool = True,
 ) -> list[Any]:  # fmt: skip
-    given = ((q, need_q), (k, need_k), (v, need_v))
+    return needed_gradients((q, need_q), (k, need_k), (v, need_v))
+
+
+def needed_gradients(*given: tuple[Any, bool]) -> list[Any]:
+    """Shape and dtype of the gradient of each tensor; of one that is not needed an empty tensor's."""
     return [(x.shape if needed else (0,), x.dtype) for x, needed in given]
 
 
 def _problem(arguments: Arguments) -> Mapping[str, Value]:
-    dims, op, q = attention_problem(arguments), arguments.op, arguments.tensor("q")
-    for name in ("grad_out", "out"):
-        spec = arguments.tensor(name)
-        if spec.shape != q.shape:
-            raise InvalidArgumentError(
-                f"{op}: {name} is {shape_text(spec.shape)} but q is {shape_text(q.shape)}",
-                hint="the output and its gradient have the shape of q; grad_out.expand_as(out) if it was reduced",
-            )
-        same_dtype(op, ("q", q), (name, spec))
-    lse, wide = arguments.tensor("lse"), torch.promote_types(q.dtype, torch.float32)
-    expected = (q.shape[0], q.shape[2], q.shape[1])
-    if lse.shape != expected or lse.dtype != wide:
-        raise InvalidArgumentError(
-            f"{op}: lse is {dtype_name(lse.dtype)} of shape {shape_text(lse.shape)},"
-            f" expected {dtype_name(wide)} of shape {shape_text(expected)}",
-            hint="it is the second output of attention",
-        )
+    q = arguments.tensor("q").shape
+    dims = attention_problem(arguments)
+    check_results(arguments, (q[0], q[2], q[1]))
     return dims
 
 
@@ -111,7 +99,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
     return grad_out, q, k, v, mask, out, lse, *attributes, True, True, True
 
 
-def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any], of: str) -> torch.Tensor:
+def gradient_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any], of: str) -> torch.Tensor:
     """Relative to each gradient and to the root of its summands' squares, as for the output of attention.
 
     Weights and slopes of halves are rounded before they are multiplied, below the normal numbers by as much as there.
@@ -120,7 +108,7 @@ def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any],
     """
     weight, call = fp32_weight(problem), scored_call(values)
     gradients, out = (values[name].transpose(1, 2).double() for name in ("grad_out", "out"))
-    sums = of_sum(problem.kv_len if of == "q" else problem.q_len * (problem.heads // problem.kv_heads))
+    sums = of_sum(call.kv_len if of == "q" else call.q.shape[2] * (problem.heads // problem.kv_heads))
     lengths, least = call.v.norm(dim=-1)[:, :, None, :], torch.finfo(problem.torch_dtype).tiny
     parts, total = [], torch.zeros_like(call.k)
     for span in call.spans():
@@ -146,15 +134,15 @@ def _scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any],
 
 
 def _scale_q(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
-    return _scale(problem, reference, values, "q")
+    return gradient_scale(problem, reference, values, "q")
 
 
 def _scale_k(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
-    return _scale(problem, reference, values, "k")
+    return gradient_scale(problem, reference, values, "k")
 
 
 def _scale_v(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
-    return _scale(problem, reference, values, "v")
+    return gradient_scale(problem, reference, values, "v")
 
 
 def _floor(problem: Problem) -> Floor:
@@ -166,7 +154,8 @@ def _floor(problem: Problem) -> Floor:
     return Floor(bytes=moved, flop=10 * problem.batch * problem.heads * problem.head_dim * seen_pairs(problem))
 
 
-_RTOL = units(float32=2.0, half=1.1)
+GRADIENT_RTOL = units(float32=2.0, half=1.1)
+"""Of a gradient relative to ``gradient_scale``, by dtype."""
 
 ATTENTION_BACKWARD = Op(
     name="attention_backward",
@@ -181,10 +170,10 @@ ATTENTION_BACKWARD = Op(
     problem=_problem,
     inputs=_inputs,
     floor=_floor,
-    tolerance=Tolerance(_RTOL, underflow(128), _scale_q),
+    tolerance=Tolerance(GRADIENT_RTOL, underflow(128), _scale_q),
     tolerances={
-        "grad_k": Tolerance(_RTOL, underflow(128), _scale_k),
-        "grad_v": Tolerance(_RTOL, underflow(128), _scale_v),
+        "grad_k": Tolerance(GRADIENT_RTOL, underflow(128), _scale_k),
+        "grad_v": Tolerance(GRADIENT_RTOL, underflow(128), _scale_v),
     },
     static=ATTENTION.static,
     dynamic=ATTENTION.dynamic,

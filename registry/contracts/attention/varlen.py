@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def attention_varlen_reference(  # noqa: PLR0913, PLR0917 - the schema's argumen
     Offsets begin with 0, do not decrease and end with the number of tokens. Of others the result is unspecified, but
     nothing outside of the tensors is read or written.
     """
-    found = list(_bounds(q, k, cu_seqlens_q, cu_seqlens_k))
+    found = list(sequence_bounds(q, k, cu_seqlens_q, cu_seqlens_k))
     attributes = (None, causal, scale, softcap, window)
     parts = [attention_reference(q[None, rows], k[None, keys], v[None, keys], *attributes) for rows, keys in found]
     before, after = found[0][0].start, q.shape[0] - found[-1][0].stop
@@ -59,7 +60,7 @@ def attention_varlen_reference(  # noqa: PLR0913, PLR0917 - the schema's argumen
     return out, torch.cat([blank[0], *lses, blank[1]], 1)
 
 
-def _bounds(
+def sequence_bounds(
     q: torch.Tensor, k: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor
 ) -> Iterator[tuple[slice, slice]]:
     """The queries and the keys of each sequence."""
@@ -71,7 +72,7 @@ def _calls(values: Mapping[str, Any]) -> Iterator[tuple[slice, ScoredCall]]:
     """The queries of each sequence that has some, and its call of attention in float64."""
     q, k, v = (values[name] for name in ("q", "k", "v"))
     causal, scale, softcap, window = (values[name] for name in ("causal", "scale", "softcap", "window"))
-    for rows, keys in _bounds(q, k, values["cu_seqlens_q"], values["cu_seqlens_k"]):
+    for rows, keys in sequence_bounds(q, k, values["cu_seqlens_q"], values["cu_seqlens_k"]):
         if rows.stop > rows.start:
             heads = q[None, rows], k[None, keys], v[None, keys]
             yield rows, ScoredCall.of(heads, None, causal, scale, softcap, window, torch.float64)
@@ -127,6 +128,8 @@ ATTENTION_VARLEN = Op(
     numbers=frozenset({"scale", "softcap"}),
     examples=varlen_examples(),
     check=check_varlen,
-    check_data=check_varlen_data,
-    backward=Backward.reference(),
+    check_data=partial(check_varlen_data, "attention_varlen"),
+    backward=Backward(
+        op="attention_varlen_backward", saved=("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "out", "lse")
+    ),
 )

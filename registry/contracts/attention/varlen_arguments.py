@@ -80,7 +80,7 @@ def check_varlen(problem: Problem) -> None:
     check_scoring(problem)
 
 
-def check_varlen_data(values: Mapping[str, Any]) -> None:
+def check_varlen_data(op: str, values: Mapping[str, Any]) -> None:
     """Raise OutOfRangeError unless offsets go from 0 to the number of tokens without decreasing. Reads them."""
     for name, tokens in _OFFSETS:
         offsets, total = values[name], values[tokens].shape[0]
@@ -90,7 +90,7 @@ def check_varlen_data(values: Mapping[str, Any]) -> None:
         wrong[0] |= offsets[0] != 0
         wrong[-1] |= offsets[-1] != total
         check_values(
-            "attention_varlen",
+            op,
             name,
             offsets,
             wrong,
