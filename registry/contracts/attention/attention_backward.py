@@ -155,7 +155,7 @@ def _floor(problem: Problem) -> Floor:
 
 
 GRADIENT_RTOL = units(float32=2.0, half=1.1)
-"""Of a gradient relative to ``gradient_scale``, by dtype."""
+"""The tolerance of a gradient relative to ``gradient_scale``, by dtype."""
 
 ATTENTION_BACKWARD = Op(
     name="attention_backward",

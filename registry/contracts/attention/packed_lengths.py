@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
 import torch
 
 from ...problem import Problem
@@ -23,28 +27,30 @@ def packed_pairs(problem: Problem) -> int:
     return sum(pairs_within(rows, keys, problem.causal, window_of(problem)) for rows, keys in lengths)
 
 
-def draw_packed_offsets(
-    problem: Problem, generator: torch.Generator, empty: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Offsets of queries and of keys, int32 ``[sequences + 1]``: the problem's lengths in one random order.
+def drawn_lengths(problem: Problem, generator: torch.Generator, empty: bool = False) -> tuple[list[int], list[int]]:
+    """Queries and keys of each sequence: the problem's lengths in one random order, by the generator's first seed.
 
-    ``empty``: of two or more sequences every other one has no queries, and every third no keys.
+    They are drawn on the host, which then need not wait for a device to know them. ``empty``: of two or more sequences
+    every other one has no queries, and every third no keys.
     """
-    device, sequences = generator.device, problem.sequences
-    order = torch.randperm(sequences, device=device, generator=generator)
+    order = list(range(problem.sequences))
+    random.Random(generator.initial_seed()).shuffle(order)
     queries, keys = (
-        torch.tensor(packed_lengths(total, problem), dtype=torch.int32, device=device)[order]
-        for total in (problem.total_q, problem.total_k)
+        [packed_lengths(total, problem)[place] for place in order] for total in (problem.total_q, problem.total_k)
     )
-    if empty and sequences > 1:
-        queries[0 : sequences - 1 : 2] += queries[1::2]
-        queries[1::2] = 0
-        keys[1::3] += keys[0 : sequences - 1 : 3]
-        keys[0 : sequences - 1 : 3] = 0
-    return _offsets(queries), _offsets(keys)
+    if empty and len(order) > 1:
+        for place in range(1, len(order), 2):
+            queries[place - 1], queries[place] = queries[place - 1] + queries[place], 0
+        for place in range(1, len(order), 3):
+            keys[place], keys[place - 1] = keys[place] + keys[place - 1], 0
+    return queries, keys
 
 
-def _offsets(lengths: torch.Tensor) -> torch.Tensor:
-    found = torch.zeros(lengths.shape[0] + 1, dtype=torch.int32, device=lengths.device)
-    found[1:] = lengths.cumsum(0, dtype=torch.int32)
-    return found
+def tokens_of(lengths: Sequence[int]) -> list[slice]:
+    """The tokens of each sequence."""
+    return [slice(*ends) for ends in pairwise([0, *accumulate(lengths)])]
+
+
+def offsets_of(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Where sequences begin, and the end of the last: int32 ``[sequences + 1]``."""
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)

@@ -7,7 +7,7 @@ offsets are on the device and are not read by the host, so that its kernels can 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,10 +47,17 @@ def attention_varlen_reference(  # noqa: PLR0913, PLR0917 - the schema's argumen
     Offsets begin with 0, do not decrease and end with the number of tokens. Of others the result is unspecified, but
     nothing outside of the tensors is read or written.
     """
-    found = list(sequence_bounds(q, k, cu_seqlens_q, cu_seqlens_k))
-    attributes = (None, causal, scale, softcap, window)
-    parts = [attention_reference(q[None, rows], k[None, keys], v[None, keys], *attributes) for rows, keys in found]
-    before, after = found[0][0].start, q.shape[0] - found[-1][0].stop
+    return attended(q, k, v, list(sequence_bounds(q, k, cu_seqlens_q, cu_seqlens_k)), causal, scale, softcap, window)
+
+
+def attended(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: Sequence[tuple[slice, slice]], *attributes: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp of sequences with these tokens; ``attributes``: causal, scale, softcap and window."""
+    parts = [
+        attention_reference(q[None, rows], k[None, keys], v[None, keys], None, *attributes) for rows, keys in bounds
+    ]
+    before, after = bounds[0][0].start, q.shape[0] - bounds[-1][0].stop
     lses = [lse[0] for _, lse in parts]
     blank = [lses[0].new_full((q.shape[1], count), -math.inf) for count in (before, after)]
     # not written into one tensor, so that torch.func can differentiate it

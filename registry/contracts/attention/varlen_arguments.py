@@ -14,7 +14,7 @@ from .. import fills
 from ..checks import FLOATS, check_values, positive, shape_text
 from .arguments import CAP, check_scoring, checked_heads, scoring_dims
 from .logits import window_of
-from .packed_lengths import draw_packed_offsets
+from .packed_lengths import drawn_lengths, offsets_of
 
 KINDS = ("normal", "outliers", "edges", "spike_last", "constant", "empty", "beside")
 """Kinds of inputs, as of attention; empty: sequences without queries, keys, or both.
@@ -104,7 +104,8 @@ def varlen_inputs(problem: Problem, kind: str, generator: torch.Generator) -> tu
     dtype, width = problem.torch_dtype, problem.head_dim
     q = fills.normal((problem.total_q, problem.heads, width), dtype, generator)
     k, v = (fills.normal((problem.total_k, problem.kv_heads, width), dtype, generator) for _ in range(2))
-    offsets = draw_packed_offsets(problem, generator, kind == "empty")
+    queries, keys = drawn_lengths(problem, generator, kind == "empty")
+    offsets = offsets_of(queries, generator.device), offsets_of(keys, generator.device)
     # a number as for calls without a scale, or another one: one plan answers both
     scale = width**-0.5
     if kind == "outliers":
