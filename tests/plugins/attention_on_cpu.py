@@ -34,6 +34,9 @@ _PTX = {
     'asm volatile("" : "+r"(word[k])::"memory");': ";",
 }
 """Instructions of the kernel's text, and what stands for them."""
+_BESIDE = 4096
+"""Elements before and behind each output, which a kernel leaves as they are."""
+_BEFORE, _BEHIND = slice(_BESIDE), slice(-_BESIDE, None)
 _CALLS = {
     "attention": """
 extern "C" const char *launch(unsigned grid, bool late, HeadMap q, HeadMap k, HeadMap v, ELEMENT *out, float *lse,
@@ -87,7 +90,7 @@ def _function(text: str, name: str) -> str:
 def built(problem: Problem, config: Config, folder: Path, change: Callable[[str], str] | None = None) -> Attend:
     """A function of the op's values that runs the kernel, with copies and products early or late.
 
-    It raises RuntimeError for what a GPU forbids, and for threads that wait for ever.
+    It raises RuntimeError for what a GPU forbids, for threads that wait for ever, and for writes beside the outputs.
     """
     contract, implementation = CONTRACTS[problem.op], implementation_of(problem)
     assert not list(implementation.unsupported(problem, SMALL_H200))
@@ -108,10 +111,9 @@ def built(problem: Problem, config: Config, folder: Path, change: Callable[[str]
         arguments = contract.arguments(values)
         posed, named = contract.pose(arguments), dict(zip(contract.parsed.names, values, strict=True))
         told = implementation.launch(posed, config, SMALL_H200)
-        out, lse = (
-            torch.full(spec.shape, torch.nan, dtype=spec.dtype)
-            for spec in contract.output_specs(arguments, torch.device("cpu")).values()
-        )
+        outputs = contract.output_specs(arguments, torch.device("cpu")).values()
+        rooms = [torch.full((spec.numel + 2 * _BESIDE,), torch.nan, dtype=spec.dtype) for spec in outputs]
+        out, lse = (room[_BESIDE:-_BESIDE].view(spec.shape) for room, spec in zip(rooms, outputs, strict=True))
         heights = {"q": config["warpgroups"] * 64, "k": config["keys"], "v": config["keys"]}
         maps = [_map(named[name], implementation.tiles(posed, name, height)) for name, height in heights.items()]
         sizes = told.args[50:]
@@ -121,6 +123,8 @@ def built(problem: Problem, config: Config, folder: Path, change: Callable[[str]
         fault = call(told.grid[0], late, *maps, *pointers, ctypes.c_float(scale), ctypes.c_float(softcap), counts)
         if fault is not None:
             raise RuntimeError(fault.decode())
+        if not all(room[span].isnan().all() for room in rooms for span in (_BEFORE, _BEHIND)):
+            raise RuntimeError("numbers outside of an output")
         return out, lse
 
     return attend

@@ -86,6 +86,24 @@ def test_numerics_of_packed_sequences(more: Mapping[str, Value], wanted: Mapping
     check(problem, wanted, tmp_path, ("normal", "edges", "outliers", "empty", "beside"))
 
 
+@pytest.mark.parametrize(
+    ("problem", "keys"),
+    [
+        (ATTENTION.problem_of({**SMALL, "batch": 1, "heads": 6, "kv_heads": 3}), 200),
+        (ATTENTION_VARLEN.problem_of({**PACKED, "sequences": 200, "heads": 6, "kv_heads": 3, "total_q": 210}), 450),
+    ],
+    ids=lambda value: getattr(value, "op", ""),
+)
+def test_heads_whose_keys_do_not_fit_in_l2_together_run_in_bands(
+    problem: Problem, keys: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # two heads of keys, and so four of queries, at once: the last band has fewer
+    monkeypatch.setattr("registry_cuda.attention.wgmma._KEPT_BYTES", 2 * 4 * keys * problem.head_dim)
+    wanted = {"keys": 64, "warpgroups": 1}
+    assert implementation_of(problem).launch(problem, config_of(problem, wanted), SMALL_H200).args[-1] == 4
+    check(problem, wanted, tmp_path, ("normal",))
+
+
 def test_parts_of_a_projection_are_read_where_they_lie(tmp_path: Path) -> None:
     q, k, v = torch.randn(2, 150, 8, 64).half().split([4, 2, 2], 2)
     before = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
@@ -102,6 +120,13 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
     return lambda text: text.replace(old, new)
 
 
+def _early_queries(text: str) -> str:
+    """The kernel's text, in which queries are given back behind the products of their first block of keys."""
+    release = "    release(ring.queries_empty());\n"
+    assert release in text
+    return text.replace(release, "").replace("    begin(tile, block);\n", f"    begin(tile, block);\n{release}")
+
+
 @pytest.mark.parametrize(
     ("change", "late"),
     [
@@ -113,8 +138,10 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
         (_replaced("    await_products<1>();\n", ""), True),
         # values are multiplied before they have arrived
         (_replaced("    await(ring.full(), ring.parity);\n    if (!more)", "    if (!more)"), True),
-        # queries are given back while the last products read them
-        (_replaced("    await_products<0>();\n    settle(score);\n    release(ring.empty(ring.stage));", ""), True),
+        # the first block's keys are given back before their products are there
+        (_replaced("    await_products<0>();\n    settle(score);\n    release", "    release"), True),
+        # queries are given back while products read them
+        (_early_queries, False),
     ],
 )
 @pytest.mark.few(4)
@@ -166,6 +193,8 @@ def test_what_is_not_finite_in_other_sequences_does_not_reach_one(late: bool, tm
         # values behind the sequence's end are left as they are
         (_replaced("if (!more) clean(tile);", ""), False),
         (_replaced("first >= KEYS", "first > 32"), False),
+        # a warp multiplies values where another has not put its zeros yet
+        (_replaced("    turns.meet();\n", ""), False),
         (_replaced("    place -= first_tile(low);\n", ""), True),
         (_replaced("tile.sequence.first_key + block", "block"), False),
     ],
@@ -175,3 +204,24 @@ def test_a_kernel_that_mixes_sequences_is_found_out(change: Callable[[str], str]
     problem, values = _of_others_not_finite()
     attend = built(problem, config_of(problem, {"keys": 64}), tmp_path, change)
     assert not _second_is_right(attend, values, late)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_wrong_offsets_stay_within_the_tensors(late: bool, tmp_path: Path) -> None:
+    problem = ATTENTION_VARLEN.problem_of({**PACKED, "sequences": 7})
+    values = ATTENTION_VARLEN.draw(problem, "normal", torch.Generator().manual_seed(1))
+    attend = built(problem, config_of(problem, {"keys": 64}), tmp_path)
+    wild = torch.tensor([-9, 2**30, 5, 0, 2**31 - 1, 3, 450, -(2**31)], dtype=torch.int32)
+    falling = torch.tensor([450, 400, 300, 200, 199, 90, 80, 0], dtype=torch.int32)
+    for queries, keys in ((wild, wild), (wild, falling), (falling, wild), (wild.flip(0), values[4])):
+        attend(*values[:3], queries, keys, *values[5:], late=late)
+
+
+def test_a_kernel_that_trusts_offsets_is_found_out(tmp_path: Path) -> None:
+    problem = ATTENTION_VARLEN.problem_of({**PACKED, "sequences": 2})
+    values = ATTENTION_VARLEN.draw(problem, "normal", torch.Generator().manual_seed(1))
+    change = _replaced("return min(max(offset, 0), total);", "return offset;")
+    attend = built(problem, config_of(problem, {"keys": 64}), tmp_path, change)
+    beyond = torch.tensor([0, 100, 452], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="outside of an output"):
+        attend(*values[:3], beyond, values[4], *values[5:])

@@ -42,7 +42,7 @@ _KEPT = 1024
 
 
 class WgmmaForward(TensorMapImplementation):
-    """One thread asks the copy engine for tiles; warpgroups multiply, and compute exponentials meanwhile.
+    """Base of attention's forward by wgmma: one thread has tiles copied, warpgroups multiply and compute exponentials.
 
     A warpgroup has 64 rows of queries. It multiplies the weights of one block of keys with its values while the
     products of the next block are formed. One block of threads a multiprocessor goes from tile to tile.
@@ -97,7 +97,10 @@ class WgmmaForward(TensorMapImplementation):
     def launch_of(
         self, problem: Problem, config: Config, device: Device, tiles: int, sizes: tuple[str | float, ...]
     ) -> Launch:
-        """The launch over so many tiles, whose arguments behind the outputs are ``sizes``."""
+        """The launch over ``tiles`` tiles of queries of all heads.
+
+        ``sizes`` are its arguments behind the outputs: offsets, if the op has them, scale, soft cap, and numbers.
+        """
         return Launch(
             kernel(self.source, self.function, problem.dtype, config["keys"], _parts(problem)),
             grid=(max(1, min(tiles, device.multiprocessors)),),
@@ -137,7 +140,7 @@ def rows_of(config: Config) -> int:
 
 
 def logit_arguments(problem: Problem) -> tuple[str | float, str | float]:
-    """The call's scale and soft cap, or numbers that stand for none, to the same compiled kernel."""
+    """Scale and soft cap as arguments of a launch: names of the call's own, or numbers where it has none."""
     arguments = problem.traits.arguments
     given = arguments is not None and arguments["scale"] is not None
     scale: str | float = "scale" if given else float(problem.head_dim) ** -0.5
@@ -145,7 +148,7 @@ def logit_arguments(problem: Problem) -> tuple[str | float, str | float]:
 
 
 def together(problem: Problem, heads: int, keys: int) -> int:
-    """Heads that run at once: those whose ``keys`` and values stay in L2, and at least those that share some."""
+    """Heads of ``heads`` that run at once: as many as have ``keys`` keys and values each in L2, at least one group."""
     each = 4 * keys * problem.head_dim
     return int(min(heads, max(1, _KEPT_BYTES // each) * (problem.heads // problem.kv_heads)))
 

@@ -21,6 +21,11 @@ STATIC = frozenset({"heads", "kv_heads", "head_dim", "span", "dtype"})
 DYNAMIC = frozenset({"batch", "q_len", "kv_len"})
 CHOICES: Mapping[str, tuple[Value, ...]] = {"causal": (False, True), "mask": MASKS, "softcap": (False, True)}
 
+_LEAST_CAP = 1e-30
+"""The smallest soft cap: that by which kernels divide logits in float32."""
+_MOST_SPAN = 2**30
+"""The longest sliding window: places of keys are counted in 32 bits, and so is the end of a window behind them."""
+
 CAP = 20.0
 """The soft cap of the inputs: Gemma 2's is 50, of logits that are larger than these."""
 
@@ -53,8 +58,11 @@ def scoring_dims(arguments: Arguments) -> dict[str, Value]:
     """The dimensions causal, softcap and span of a call. Raises InvalidArgumentError for wrong attributes."""
     op, window = arguments.op, arguments.integer("window")
     softcap, scale = arguments.number("softcap"), arguments["scale"]
-    if not 0.0 <= softcap < math.inf:
-        refuse(f"{op}: softcap={softcap}", hint="expected a finite number above 0, or 0 for logits without a cap")
+    if softcap != 0.0 and not _LEAST_CAP <= softcap < math.inf:
+        refuse(
+            f"{op}: softcap={softcap}",
+            hint=f"expected a finite number of at least {_LEAST_CAP}, or 0 for logits without a cap",
+        )
     if isinstance(scale, float) and not math.isfinite(scale):
         refuse(f"{op}: scale={scale}", hint="expected a finite number, or None for 1 / sqrt(head_dim)")
     if window < -1:
@@ -62,7 +70,8 @@ def scoring_dims(arguments: Arguments) -> dict[str, Value]:
     return {
         "causal": arguments.flag("causal"),
         "softcap": softcap > 0.0,
-        "span": False if window < 0 else window + 1,
+        # a window that no sequence exceeds is none
+        "span": False if window < 0 or window >= _MOST_SPAN else window + 1,
     }
 
 
@@ -160,6 +169,10 @@ def check_scoring(problem: Problem) -> None:
         )
     if problem.span is not False:
         check_positive(problem.op, "span", problem.span)
+        if problem.span > _MOST_SPAN:
+            raise InvalidArgumentError(
+                f"{problem.op}: span={problem.span}", hint=f"at most {_MOST_SPAN} keys, or false where all are seen"
+            )
 
 
 def drawn(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:

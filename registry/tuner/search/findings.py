@@ -180,7 +180,7 @@ class Findings:
 
         A search that was stopped earlier would make a winner of what was tried first, the op's baseline or what
         compiles in no time; calls would run it and not the default, which may be faster. A stored winner that is right
-        stands for the default, which it has met.
+        stands for the default: calls run it already.
         """
         supported = {choice.implementation.name for choice in self.plan.supported}
         tried = {told.candidate.implementation.name for told in self._tried.values()}

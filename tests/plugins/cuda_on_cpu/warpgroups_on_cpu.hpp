@@ -262,13 +262,18 @@ template <typename Work> void run_block(unsigned bytes, Work &work) {
       (*current)();
       leave();
     });
-  for (progress = true; progress && !fault;) {
-    progress = false;
-    for (Fiber &fiber : fibers) {
-      if (fiber.done) continue;
-      threadIdx.x = fiber.thread;
-      resume(fiber);
-    }
+  // a warp runs as far as it can before the next one does: whoever has to wait for other warps, and does not, is ahead
+  for (bool any = true; any && !fault;) {
+    any = false;
+    for (unsigned first = 0; first < threads; first += 32)
+      for (progress = true; progress && !fault; any = any || progress) {
+        progress = false;
+        for (unsigned number = first; number < first + 32; ++number) {
+          if (fibers[number].done) continue;
+          threadIdx.x = number;
+          resume(fibers[number]);
+        }
+      }
   }
   for (const Fiber &fiber : fibers)
     if (!fiber.done) refuse("threads that wait for ever");
