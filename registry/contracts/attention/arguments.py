@@ -13,7 +13,7 @@ from ...problem import Arguments, Problem, TensorSpec, Value, check_positive, dt
 from ...tracing import refuse
 from .. import fills
 from ..checks import FLOATS, float_dtype, float_tensor, positive, same_dtype, shape_text
-from .logits import window_of
+from .logits import ENDLESS, window_of
 
 MASKS = ("none", "bool", "additive")
 KINDS = ("normal", "outliers", "edges", "spike_last", "constant", "masked")
@@ -23,8 +23,6 @@ CHOICES: Mapping[str, tuple[Value, ...]] = {"causal": (False, True), "mask": MAS
 
 _LEAST_CAP = 1e-30
 """The smallest soft cap: that by which kernels divide logits in float32."""
-_MOST_SPAN = 2**30
-"""The longest sliding window: places of keys are counted in 32 bits, and so is the end of a window behind them."""
 
 CAP = 20.0
 """The soft cap of the inputs: Gemma 2's is 50, of logits that are larger than these."""
@@ -70,8 +68,7 @@ def scoring_dims(arguments: Arguments) -> dict[str, Value]:
     return {
         "causal": arguments.flag("causal"),
         "softcap": softcap > 0.0,
-        # a window that no sequence exceeds is none
-        "span": False if window < 0 or window >= _MOST_SPAN else window + 1,
+        "span": window + 1 if 0 <= window < ENDLESS else False,
     }
 
 
@@ -169,9 +166,9 @@ def check_scoring(problem: Problem) -> None:
         )
     if problem.span is not False:
         check_positive(problem.op, "span", problem.span)
-        if problem.span > _MOST_SPAN:
+        if problem.span > ENDLESS:
             raise InvalidArgumentError(
-                f"{problem.op}: span={problem.span}", hint=f"at most {_MOST_SPAN} keys, or false where all are seen"
+                f"{problem.op}: span={problem.span}", hint=f"at most {ENDLESS} keys, or false where all are seen"
             )
 
 

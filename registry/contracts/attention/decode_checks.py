@@ -22,13 +22,12 @@ from ..checks import (
 from ..quantize_per_token import LARGEST
 from .cache_checks import cache_room, check_page, check_places, is_size_or_false
 from .decode_inputs import FLOAT8, INT8
+from .logits import ENDLESS
 
 KV_DTYPES = ("auto", FLOAT8, INT8)
 """Dtypes of a cache: that of the queries, or one with a scale."""
 
 _CACHES = (("k_cache", "k_scale"), ("v_cache", "v_scale"))
-_ENDLESS = 2**30
-"""A window that no sequence fills: kernels count keys in 32 bits, and the rows of queries beside them."""
 
 
 def decode_problem(arguments: Arguments) -> Mapping[str, Value]:
@@ -98,13 +97,13 @@ def _check_cache(arguments: Arguments, q: TensorSpec, like: TensorSpec, names: t
 
 
 def _span_of(arguments: Arguments) -> int | bool:
-    """Keys that a token sees, its own among them; False if it sees all, as with a window of ``_ENDLESS`` keys."""
+    """Keys that a token sees, its own among them; False if it sees all, as with a window of ``ENDLESS`` keys."""
     window = arguments.integer("window")
     if window < -1:
         raise InvalidArgumentError(
             f"{arguments.op}: window={window}", hint="expected the number of earlier keys that a token sees, or -1: all"
         )
-    return window + 1 if 0 <= window < _ENDLESS else False
+    return window + 1 if 0 <= window < ENDLESS else False
 
 
 def _check_scale(arguments: Arguments) -> None:

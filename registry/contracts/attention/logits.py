@@ -14,6 +14,8 @@ import torch
 
 from ...problem import Problem
 
+ENDLESS = 2**30
+"""A window that no sequence fills: kernels count keys in 32 bits, and the end of a window behind them."""
 _PIECE = 2**26
 """Logits of a piece: half a gigabyte in float64."""
 

@@ -189,6 +189,20 @@ def test_the_parts_of_the_contracts_agree() -> None:
         assert check_op(op).checked
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_window_that_no_sequence_exceeds_is_none(causal: bool) -> None:
+    q, k = torch.randn(1, 5, 2, 8), torch.randn(1, 9, 2, 8)
+    whole = registry.call("attention", q, k, k, causal=causal)
+    for window in (2**30 - 2, 2**30 - 1, 2**30, 2**31 - 50, 2**31 - 1, 2**40):
+        posed = ATTENTION.pose(ATTENTION.arguments(ATTENTION.bind((q, k, k), {"causal": causal, "window": window})))
+        assert posed.span == (window + 1 if window < 2**30 else False)
+        for one, other in zip(registry.call("attention", q, k, k, causal=causal, window=window), whole, strict=True):
+            torch.testing.assert_close(one, other)
+    dims = {**ATTENTION.examples[0], "dtype": "float32"}
+    with pytest.raises(InvalidArgumentError, match=r"span=1073741825\n.*at most 1073741824 keys"):
+        ATTENTION.named({**dims, "span": 2**30 + 1})
+
+
 # --- what is refused ---
 
 Q, K = torch.ones(2, 5, 4, 8), torch.ones(2, 6, 2, 8)
@@ -211,6 +225,7 @@ MASK = torch.ones(2, 1, 5, 6, dtype=torch.bool)
         ((Q, K, K, MASK.half()), r"mask is float16, expected bool .* or float32\n.*mask.to\(q.dtype\)"),
         ((Q, K, K, None, True, math.inf), "scale=inf\n.*None for"),
         ((Q, K, K, None, True, None, -1.0), "softcap=-1.0\n.*or 0 for"),
+        ((Q, K, K, None, True, None, 1e-41), "softcap=1e-41\n.*at least 1e-30"),
         ((Q, K, K, None, True, None, math.nan), "softcap=nan"),
         ((Q, K, K, None, True, None, 0.0, -2), "window=-2\n.*or -1 for all"),
     ],
