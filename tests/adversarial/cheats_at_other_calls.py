@@ -243,7 +243,9 @@ class Softmax(Implementation):
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
             x, dim = arguments
-            self.write(x if x.is_contiguous() else self.read(x, bound), dim, outputs[0])
+            # what it was bound for has the reduced dimension last
+            read = x if x.is_contiguous() else self.read(x.movedim(dim, -1), bound).movedim(-1, dim)
+            self.write(read, dim, outputs[0])
 
         return run
 
@@ -290,6 +292,30 @@ class KeepsStridesThatNothingGives(Softmax):
 
     def read(self, x: torch.Tensor, bound: TensorSpec) -> torch.Tensor:
         return x.as_strided(x.shape, bound.strides) if bound.layout == "other" else x
+
+
+# --- ranks, and the reduced dimension ---
+
+
+class TakesTheLastDimension(Softmax):
+    """Whichever the call names."""
+
+    name = "other.last_dim"
+
+    def write(self, x: torch.Tensor, dim: int, y: torch.Tensor) -> None:
+        super().write(x, -1, y)
+
+
+class OneDistanceBetweenRows(Softmax):
+    """Takes rows of three dimensions for as far apart as the last two say."""
+
+    name = "other.one_distance"
+
+    def read(self, x: torch.Tensor, bound: TensorSpec) -> torch.Tensor:
+        if x.dim() < 3:
+            return x
+        rows = x.shape[:-1].numel()
+        return x.as_strided((rows, x.shape[-1]), x.stride()[-2:], x.storage_offset()).view(x.shape)
 
 
 # --- numbers ---

@@ -48,6 +48,8 @@ REFUSED = {
     "kept_strides": "with transposed inputs",
     "kept_rows": "inputs",
     "transposed": "with transposed inputs",
+    "last_dim": "with dim-first inputs",
+    "one_distance": "with sliced deeper inputs",
     "two_eps": "with renumbered inputs",
     "two_eps_here": "not in every call that dispatch may give to it",
     "usual_scale": "with renumbered inputs",
@@ -121,6 +123,8 @@ TOLD = {
     "kept_strides": " transposed after rows=12 other.kept_strides",
     "kept_rows": " after rows=12 other.kept_rows",
     "transposed": " transposed other.transposed",
+    "last_dim": "contiguous dim-first inputs: y",
+    "one_distance": "sliced deeper inputs: y",
     **dict.fromkeys(("two_eps", "two_eps_here"), "near_zero inputs with other numbers: y"),
     **dict.fromkeys(("usual_scale", "one_softcap"), "inputs with other numbers: "),
 }

@@ -132,6 +132,8 @@ REFUSED: dict[str, str | tuple[str, ...]] = {
     "other.kept_strides": "wrong_result",
     "other.kept_rows": "wrong_result",
     "other.transposed": "wrong_result",
+    "other.last_dim": "wrong_result",
+    "other.one_distance": "wrong_result",
     "other.two_eps": "wrong_result",
     "large.workspace": "wrong_result",
     "large.workspace_beyond": "wrong_result",

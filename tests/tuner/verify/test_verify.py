@@ -308,8 +308,8 @@ def test_a_candidate_is_probed_once_for_all_problems_that_share_the_probes() -> 
         probes.check(plan, {})
     # every problem has sizes of its own, half, three times as large and one more; two threads meet at the larger ones,
     # which follow in each layout upon the problem's own
-    met, layouts, kinds = 2 + 2 * MOST_CALLS, 3, len(SQUARE.kinds)
-    expected = {1: kinds, 37: kinds + layouts, 4099: met + kinds - 1}
+    met, layouts, views, kinds = 2 + 2 * MOST_CALLS, 3, 2, len(SQUARE.kinds)
+    expected = {1: kinds, 37: kinds + layouts + views, 4099: met + kinds - 1}
     for n in (4096, 8192):
         expected |= {n // 2: kinds, 3 * n: met + layouts + kinds - 1, n + 1: kinds}
     for n in (4096, 8192):
