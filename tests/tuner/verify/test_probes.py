@@ -91,7 +91,7 @@ def test_columns_of_a_wider_tensor_are_tried_where_there_are_rows() -> None:
     unaligned, sliced, strided = ((48, 1), False), ((49, 1), True), ((99, 2), True)
     expanded = [((0, 1), True), ((0, 0), True)]
     apart = [unaligned, sliced, ((1, 37), True), strided, *expanded]
-    pairs = [unaligned, unaligned, sliced, sliced, ((1, 64), True), ((1, 192), True), strided, strided]
+    pairs = [unaligned, unaligned, sliced, sliced, ((1, 64), True), ((1, 208), True), strided, strided]
     pairs += [each for each in expanded for _ in range(2)]
     views = [((48, 48, 1), True), ((50, 49, 1), True), ((37, 1), True), ((38, 1), True)]
     first, second = (2 + met) * dense + apart + 3 * kinds * dense + views, (1 + kinds) * dense
