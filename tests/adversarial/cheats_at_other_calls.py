@@ -383,6 +383,41 @@ class OneSoftcap(Decode):
         return scale, 20.0 if softcap else 0.0
 
 
+class ZeroesPadding(Implementation):
+    """As if the index that changes the gradient alone changed the result."""
+
+    op, name = "embedding", "other.padding"
+    device_types = frozenset({"cpu"})
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            indices, weight, padding = arguments
+            outputs[0].copy_(weight[indices])
+            if padding is not None:
+                outputs[0].masked_fill_((indices == padding).unsqueeze(-1), 0.0)
+
+        return run
+
+
+class HonestEmbedding(Implementation):
+    """torch's."""
+
+    op, name = "embedding", "other.embedding"
+    device_types = frozenset({"cpu"})
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            outputs[0].copy_(torch.nn.functional.embedding(*arguments))
+
+        return run
+
+
+@registry.implements("embedding")
+def embedding_implementations() -> Iterable[Implementation]:
+    """Padding."""
+    return implementations_in(__name__, "embedding")
+
+
 @registry.implements("attention_decode")
 def attention_decode_implementations() -> Iterable[Implementation]:
     """Scales and caps of logits."""

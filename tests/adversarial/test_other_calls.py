@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.contracts import ATTENTION_DECODE, RMS_NORM, SOFTMAX, SQUARE, VECTOR_ADD
+from registry.contracts import ATTENTION_DECODE, EMBEDDING, RMS_NORM, SOFTMAX, SQUARE, VECTOR_ADD
 from registry.discovery.catalog import Catalog
 from registry.errors import CheckError
 from registry.implementation import Implementation
@@ -19,19 +19,29 @@ from registry.testing import check_implementation
 from ..tiers import THOROUGH
 from .cheating_run import CheatingRun, each_of
 
-OPS = (SQUARE, RMS_NORM, VECTOR_ADD, SOFTMAX, ATTENTION_DECODE)
+OPS = (SQUARE, RMS_NORM, VECTOR_ADD, SOFTMAX, ATTENTION_DECODE, EMBEDDING)
 CAPPED = {
     "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 1, "kv_len": 72, "head_dim": 16, "page": False, "span": False,
     "softcap": True, "lengths": "full", "kv_dtype": "auto", "dtype": "float32",
 }  # fmt: skip
+TABLE = {"rows": 60, "cols": 16, "vocabulary": 100, "frequency": "uniform", "dtype": "float32"}
 PROBLEMS = (
     Problem("square", {"n": 20_002, "dtype": "float32"}),
     Problem("rms_norm", {"rows": 4, "cols": 300, "dtype": "float32"}),
     Problem("vector_add", {"n": 5_000, "dtype": "float32"}),
     Problem("softmax", {"rows": 12, "cols": 300, "dtype": "float32"}),
     ATTENTION_DECODE.problem_of(CAPPED),
+    EMBEDDING.problem_of(TABLE),
 )
-RIGHT = {"any_size": True, "scratch": True, "add": True, "softmax": False, "own_strides": False, "decode": True}
+RIGHT = {
+    "any_size": True,
+    "scratch": True,
+    "add": True,
+    "softmax": False,
+    "own_strides": False,
+    "decode": True,
+    "embedding": True,
+}
 """Honest implementations, and whether the op's winner is known: two of softmax are equally fast."""
 FALSE = "says any_size = True, but the run that bind() returned for n={} is wrong for n={}"
 REMEDY = "Take sizes and strides from the tensors that the run is given, or say any_size = False"
@@ -54,6 +64,7 @@ REFUSED = {
     "two_eps_here": "not in every call that dispatch may give to it",
     "usual_scale": "with renumbered inputs",
     "one_softcap": "with renumbered inputs",
+    "padding": "ends inputs: y[0, 0] is 0",
 }
 """What the tuner says of each. The first probes, of sizes from 1 to 4099, tell another size of a false claim."""
 FALSE_CLAIMS = {"bound_size", "first_size", "smaller_size", "kept_strides", "kept_rows"}
@@ -111,6 +122,7 @@ SMALL = {
     "vector_add": {"n": 1000, "dtype": "float32"},
     "softmax": {"rows": 12, "cols": 33, "dtype": "float32"},
     "attention_decode": CAPPED,
+    "embedding": TABLE,
 }
 TOLD = {
     **REFUSED,
