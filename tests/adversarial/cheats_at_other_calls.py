@@ -64,6 +64,23 @@ class ChangesItsInputForAWhile(Square):
         x.copy_(was)
 
 
+class PutsASentinel(Square):
+    """Writes one number to its input and puts back what was there: two calls that are equally far do not notice."""
+
+    name = "other.sentinel"
+    device_types = frozenset({"cpu"})
+
+    def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
+        if x.stride() == (0,):  # torch writes to no expanded tensor
+            super().write(x, y, problem)
+            return
+        was = x[0].clone()
+        x[0] = 0.5
+        torch.mul(x, x, out=y)
+        x[0] = was
+        y[0] = was * was
+
+
 # --- one run for every size ---
 
 

@@ -51,6 +51,7 @@ REFUSED = {
     "smaller_size": FALSE.format(20_002, 1),
     "workspace": "called by two threads at once",
     "borrowed_input": "called by two threads at once",
+    "sentinel": "called by two threads at once",
     "static": "called by two threads at once",
     "past_scratch": "it writes outside its scratch",
     "first_strides": "with strided-dense inputs",
