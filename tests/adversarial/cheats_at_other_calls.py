@@ -13,7 +13,7 @@ import registry
 from registry.artifact import Built
 from registry.backends import CppImplementation, CppKernel
 from registry.contract import as_tuple
-from registry.contracts import ATTENTION_DECODE, RMS_NORM
+from registry.contracts import ATTENTION, ATTENTION_DECODE, RMS_NORM
 from registry.device import Device
 from registry.implementation import Implementation, Launch, Run, Tensors
 from registry.problem import Problem, TensorSpec
@@ -400,6 +400,34 @@ class OneSoftcap(Decode):
         return scale, 20.0 if softcap else 0.0
 
 
+class HonestAttention(Implementation):
+    """The op's own; a subclass says which masks it takes for those of the call."""
+
+    op, name = "attention", "other.attention"
+    device_types = frozenset({"cpu"})
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            q, k, v, mask, *rest = arguments
+            made = as_tuple(ATTENTION.reference(q, k, v, self.taken(mask), *rest))
+            for output, one in zip(outputs, made, strict=True):
+                output.copy_(one)
+
+        return run
+
+    def taken(self, mask: torch.Tensor) -> torch.Tensor:
+        return mask
+
+
+class OneMaskForAllHeads(HonestAttention):
+    """The first head's."""
+
+    name = "other.one_mask"
+
+    def taken(self, mask: torch.Tensor) -> torch.Tensor:
+        return mask[:, :1]
+
+
 class ZeroesPadding(Implementation):
     """As if the index that changes the gradient alone changed the result."""
 
@@ -427,6 +455,12 @@ class HonestEmbedding(Implementation):
             outputs[0].copy_(torch.nn.functional.embedding(*arguments))
 
         return run
+
+
+@registry.implements("attention")
+def attention_implementations() -> Iterable[Implementation]:
+    """Masks."""
+    return implementations_in(__name__, "attention")
 
 
 @registry.implements("embedding")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.contracts import ATTENTION_DECODE, EMBEDDING, RMS_NORM, SOFTMAX, SQUARE, VECTOR_ADD
+from registry.contracts import ATTENTION, ATTENTION_DECODE, EMBEDDING, RMS_NORM, SOFTMAX, SQUARE, VECTOR_ADD
 from registry.discovery.catalog import Catalog
 from registry.errors import CheckError
 from registry.implementation import Implementation
@@ -19,12 +19,16 @@ from registry.testing import check_implementation
 from ..tiers import THOROUGH
 from .cheating_run import CheatingRun, each_of
 
-OPS = (SQUARE, RMS_NORM, VECTOR_ADD, SOFTMAX, ATTENTION_DECODE, EMBEDDING)
+OPS = (SQUARE, RMS_NORM, VECTOR_ADD, SOFTMAX, ATTENTION_DECODE, EMBEDDING, ATTENTION)
 CAPPED = {
     "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 1, "kv_len": 72, "head_dim": 16, "page": False, "span": False,
     "softcap": True, "lengths": "full", "kv_dtype": "auto", "dtype": "float32",
 }  # fmt: skip
 TABLE = {"rows": 60, "cols": 16, "vocabulary": 100, "frequency": "uniform", "dtype": "float32"}
+MASKED = {
+    "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 12, "kv_len": 20, "head_dim": 16, "causal": False,
+    "mask": "additive", "softcap": False, "span": False, "dtype": "float32",
+}  # fmt: skip
 PROBLEMS = (
     Problem("square", {"n": 20_002, "dtype": "float32"}),
     Problem("rms_norm", {"rows": 4, "cols": 300, "dtype": "float32"}),
@@ -32,6 +36,7 @@ PROBLEMS = (
     Problem("softmax", {"rows": 12, "cols": 300, "dtype": "float32"}),
     ATTENTION_DECODE.problem_of(CAPPED),
     EMBEDDING.problem_of(TABLE),
+    ATTENTION.problem_of(MASKED),
 )
 RIGHT = {
     "any_size": True,
@@ -41,6 +46,7 @@ RIGHT = {
     "own_strides": False,
     "decode": True,
     "embedding": True,
+    "attention": True,
 }
 """Honest implementations, and whether the op's winner is known: two of softmax are equally fast."""
 FALSE = "says any_size = True, but the run that bind() returned for n={} is wrong for n={}"
@@ -66,6 +72,7 @@ REFUSED = {
     "usual_scale": "with renumbered inputs",
     "one_softcap": "with renumbered inputs",
     "padding": "ends inputs: y[0, 0] is 0",
+    "one_mask": "with per-head inputs",
 }
 """What the tuner says of each. The first probes, of sizes from 1 to 4099, tell another size of a false claim."""
 FALSE_CLAIMS = {"bound_size", "first_size", "smaller_size", "kept_strides", "kept_rows"}
@@ -124,6 +131,7 @@ SMALL = {
     "softmax": {"rows": 12, "cols": 33, "dtype": "float32"},
     "attention_decode": CAPPED,
     "embedding": TABLE,
+    "attention": MASKED,
 }
 TOLD = {
     **REFUSED,
@@ -138,6 +146,7 @@ TOLD = {
     "transposed": " transposed other.transposed",
     "last_dim": "contiguous dim-first inputs: y",
     "one_distance": "sliced deeper inputs: y",
+    "one_mask": "contiguous per-head inputs: out",
     **dict.fromkeys(("two_eps", "two_eps_here"), "near_zero inputs with other numbers: y"),
     **dict.fromkeys(("usual_scale", "one_softcap"), "inputs with other numbers: "),
 }

@@ -38,6 +38,16 @@ def test_the_reduced_dimension_is_the_first(op: Op) -> None:
     assert all(one.equal(other.mT) and one.is_contiguous() for one, other in zip(tensors, values, strict=False))
 
 
+def test_heads_have_masks_of_their_own_which_all_batches_share() -> None:
+    dims = {**ATTENTION.examples[0], "batch": 3, "heads": 4, "kv_heads": 2, "q_len": 5, "kv_len": 8, "mask": "bool"}
+    problem = ATTENTION.problem_of(dims)
+    values = ATTENTION.draw(problem, "normal", torch.Generator().manual_seed(1))
+    ((which, found),) = other_views(ATTENTION, problem, values)
+    mask = found[ATTENTION.parsed.names.index("mask")]
+    assert (which, mask.shape[:2]) == ("per-head", (1, 4))
+    assert not mask[:, :1].equal(mask[:, 1:2])
+
+
 @pytest.mark.parametrize("op", [ATTENTION, CROSS_ENTROPY], ids=lambda op: op.name)
 def test_an_op_that_takes_no_other_rank_has_none(op: Op) -> None:
     assert shapes(op) == {}
