@@ -11,6 +11,8 @@ from ..problem import Problem
 
 MULTIPLE = 16
 """Compilers specialise on multiples of it: another size is a multiple if the first one is, as far as possible."""
+_TILE = 1024
+"""Kernels may have other code for whole tiles, of a power of two of elements up to this, than for a part of one."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,9 @@ class OtherSize:
 def other_sizes(op: Op, problem: Problem, device: Device, part: float = 1.0) -> Iterator[OtherSize]:
     """For each dynamic dimension three other sizes, as far as the op has them.
 
-    A smaller one and one two to four times as large, each a multiple of 16 where the problem's own is; then, just above
-    the problem's own, one that is a multiple of 16 where that is none, and the other way round.
+    A smaller one and one two to four times as large, each a multiple of 16 where the problem's own is: the smaller one
+    of whole tiles then, the larger one with a part of a tile. Then, above the problem's own, one of whole tiles where
+    that is no multiple of 16, and one that is none where it is.
 
     Where one takes too much memory or time, or more than that part of what it may take, its home is a smaller problem.
     """
@@ -111,12 +114,12 @@ def _first(
 
 
 def _smaller(size: int) -> Iterator[int]:
-    """Half the size, a quarter and so on; multiples of 16 while above 16 if ``size`` is one, else never."""
+    """Half the size, a quarter and so on: whole tiles while above 16 if the size is a multiple of 16, else none."""
     of_multiple = size % MULTIPLE == 0
     while size > 1:
         half = size // 2
         if of_multiple and half > MULTIPLE:
-            half -= half % MULTIPLE
+            half -= half % _tile(half)
         elif not of_multiple and half % MULTIPLE == 0:
             half += 1
         size = half
@@ -124,9 +127,18 @@ def _smaller(size: int) -> Iterator[int]:
 
 
 def _larger(size: int) -> Iterable[int]:
-    """Two to four times the size: three times, where the op has that, is a multiple of 16 only where the size is."""
-    return (3 * size, 2 * size, 4 * size)
+    """Two to four times the size: about three times, where the op has that, is a multiple of 16 only where the size is.
+
+    Of 32 it is none: where vectors fill a tile in part, a kernel may run other code than in a whole one.
+    """
+    times = (3 * size, 2 * size, 4 * size)
+    return times if size % (2 * MULTIPLE) else (3 * size + MULTIPLE, *times)
 
 
 def _otherwise_divisible(size: int) -> Iterable[int]:
-    return (size + 1 if size % MULTIPLE == 0 else size + MULTIPLE - size % MULTIPLE,)
+    return (size + 1 if size % MULTIPLE == 0 else size + _tile(size) - size % _tile(size),)
+
+
+def _tile(size: int) -> int:
+    """The largest tile of a power of two, from 16 to 1024, of which a size has a whole one."""
+    return max(MULTIPLE, min(1 << (size.bit_length() - 1), _TILE))

@@ -13,6 +13,7 @@ from ..contract import Op
 from ..correctness.bits import as_bits
 from ..correctness.expanded import EXPANDED, expanded_inputs
 from ..correctness.other_numbers import other_numbers, reference_of_changed
+from ..correctness.other_views import other_views
 from ..correctness.poisoned_layouts import PoisonedLayout, Surrounded, laid_out_within
 from ..device import Device
 from ..problem import Problem
@@ -23,14 +24,15 @@ SEED = 1234
 class GivenInputs:
     """Inputs of a kind in a layout, inside poisoned allocations. ``values`` are the schema's in order.
 
-    ``numbers``: with other numbers than the kind has, where the op allows it, see ``Op.numbers``.
+    ``numbers``: with other numbers than the kind has, where the op allows it, see ``Op.numbers``. ``view``: as the call
+    of that name among ``other_views``.
     """
 
     def __init__(
         self, op: Op, problem: Problem, kind: str, device: Device, layout: PoisonedLayout, *, nan_beside: bool = False,
-        numbers: bool = False,
+        numbers: bool = False, view: str = "",
     ) -> None:  # fmt: skip
-        self._draw = partial(_drawn, op, problem, kind, device, layout, numbers=numbers)
+        self._draw = partial(_drawn, op, problem, kind, device, layout, numbers=numbers, view=view)
         self._is_expanded = layout in EXPANDED
         self._draw_dense = partial(_drawn, op, problem, kind, device, "contiguous", SEED)
         self._tensors: list[tuple[Parameter, Surrounded, torch.Tensor]] = []
@@ -87,12 +89,15 @@ class GivenInputs:
 
 
 def _drawn(
-    op: Op, problem: Problem, kind: str, device: Device, layout: PoisonedLayout, seed: int, numbers: bool = False
-) -> tuple[Any, ...]:
+    op: Op, problem: Problem, kind: str, device: Device, layout: PoisonedLayout, seed: int, numbers: bool = False,
+    view: str = "",
+) -> tuple[Any, ...]:  # fmt: skip
     values = op.draw(problem, kind, torch.Generator(device.torch).manual_seed(seed))
     changed = other_numbers(op, problem, values, seed) if numbers else None
     if changed is not None and reference_of_changed(op, values, changed) is not None:
         values = changed
+    if view:
+        values = dict(other_views(op, problem, values))[view]
     return expanded_inputs(op, values, layout)
 
 

@@ -10,6 +10,7 @@ import torch
 from ..contract import Op
 from ..correctness.expanded import EXPANDED, reference_of_expanded
 from ..correctness.other_sizes import OtherSize, false_claim, other_sizes, sizes_apart
+from ..correctness.other_views import layouts_of_views, other_views
 from ..correctness.poisoned_layouts import PoisonedLayout, adds_nothing, layouts_on
 from ..device import Device
 from ..discovery import answers
@@ -46,12 +47,13 @@ def check_implementation(
     that are not aligned, columns of a wider tensor, not contiguous at all, or only every other tensor, and on a CPU
     expanded: numbers against the float64 reference, dtype, strides, aliasing, writes beside the outputs, arguments and
     scratch, changed inputs, a second and a third run over outputs in which some and all numbers were changed, inputs
-    that change in place, other numbers than its kinds of inputs have (``Op.numbers``), memory that two calls return,
-    several runs bit by bit unless ``deterministic`` is False, and two threads at once. What was bound for the problem
-    is then run, as a call of another size would, at a smaller, a larger and a size that is a multiple of 16 where the
-    problem's is none, or none where it is one, along each dynamic dimension; where it is twice as large, also columns
-    of a wider tensor, transposed and expanded tensors. An implementation with code of its own for untuned sizes,
-    ``bind_untuned``, runs that there. What the implementation says it does not support is skipped, with its reasons.
+    that change in place, other numbers than its kinds of inputs have (``Op.numbers``), tensors of one more
+    dimension, a ``dim`` that is not the last, memory that two calls return, several runs bit by bit unless
+    ``deterministic`` is False, and two threads at once. What was bound for the problem is then run, as a call of
+    another size would, at a smaller, a larger and a size that is a multiple of 16 where the problem's is none, or
+    none where it is one, along each dynamic dimension; where it is twice as large, also columns of a wider tensor,
+    transposed and expanded tensors. An implementation with code of its own for untuned sizes, ``bind_untuned``,
+    runs that there. What the implementation says it does not support is skipped, with its reasons.
     """
     refuse_unlike("check_implementation", "implementation", implementation, Implementation)
     refuse_unlike("check_implementation", "op", op, Op)
@@ -151,14 +153,20 @@ def _layout_faults(
     given = GivenInputs(op, problem, kinds[0], device, layout)
     plan = build(op, candidate, problem, op.arguments(given.values), device)
     runs = [(kind, False) for kind in kinds] + [(kind, True) for kind in kinds[:1] if op.parsed.mutates]
+    is_wrong = False
     for place, (kind, nan_beside) in enumerate(runs):
         fresh = GivenInputs(op, problem, kind, device, layout, nan_beside=nan_beside)
         for fault in guarded(run_faults(plan, fresh, place), plan.candidate.implementation):
+            is_wrong = True
             yield f"{kind} inputs: {fault}"
     if is_misshapen(plan, given):  # the run faults tell it
         return
     if layout == "contiguous" and op.numbers:
         yield from _number_faults(notes, op, candidate, problem, device)
+    if (
+        layout == "contiguous" and layouts_of_views(device.type) and not is_wrong
+    ):  # else they would tell the same once more
+        yield from _view_faults(notes, op, candidate, problem, device)
     yield from repeating_faults(plan, given)
     if layout == "contiguous":
         yield from changed_faults(plan, GivenInputs(op, problem, kinds[0], device, layout))
@@ -182,6 +190,23 @@ def _number_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem,
         plan = at_other_size(home, posed, arguments, device) or build(op, candidate, posed, arguments, device)
         for fault in guarded(run_faults(plan, fresh, 0), candidate.implementation):
             yield f"{kind} inputs with other numbers: {fault}"
+
+
+def _view_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem, device: Device) -> Iterator[str]:
+    """Faults in calls of the problem with tensors of other ranks, or with another reduced dimension."""
+    for which, _ in other_views(op, problem, GivenInputs(op, problem, op.kinds[0], device, "contiguous").values):
+        for layout in layouts_of_views(device.type):
+            fresh = GivenInputs(op, problem, op.kinds[0], device, layout, view=which)
+            arguments = op.arguments(fresh.values)
+            posed = op.pose(arguments, problem)
+            place = Place(f"{problem} {which} {layout} {candidate}", str(problem), str(candidate), layout)
+            if adds_nothing(layout, arguments.tensors.values()) or not _is_supported(
+                notes, place, candidate, posed, device
+            ):
+                continue
+            plan = build(op, candidate, posed, arguments, device)
+            for fault in guarded(run_faults(plan, fresh, 0), candidate.implementation):
+                yield f"{layout} {which} inputs: {fault}"
 
 
 def _check_other_size(

@@ -13,7 +13,7 @@ import registry
 from registry.artifact import Built
 from registry.backends import CppImplementation, CppKernel
 from registry.contract import as_tuple
-from registry.contracts import ATTENTION_DECODE, RMS_NORM
+from registry.contracts import ATTENTION, ATTENTION_DECODE, RMS_NORM
 from registry.device import Device
 from registry.implementation import Implementation, Launch, Run, Tensors
 from registry.problem import Problem, TensorSpec
@@ -62,6 +62,23 @@ class ChangesItsInputForAWhile(Square):
         x.mul_(x)
         y.copy_(x)
         x.copy_(was)
+
+
+class PutsASentinel(Square):
+    """Writes one number to its input and puts back what was there: two calls that are equally far do not notice."""
+
+    name = "other.sentinel"
+    device_types = frozenset({"cpu"})
+
+    def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
+        if x.stride() == (0,):  # torch writes to no expanded tensor
+            super().write(x, y, problem)
+            return
+        was = x[0].clone()
+        x[0] = 0.5
+        torch.mul(x, x, out=y)
+        x[0] = was
+        y[0] = was * was
 
 
 # --- one run for every size ---
@@ -243,7 +260,9 @@ class Softmax(Implementation):
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
             x, dim = arguments
-            self.write(x if x.is_contiguous() else self.read(x, bound), dim, outputs[0])
+            # what it was bound for has the reduced dimension last
+            read = x if x.is_contiguous() else self.read(x.movedim(dim, -1), bound).movedim(-1, dim)
+            self.write(read, dim, outputs[0])
 
         return run
 
@@ -290,6 +309,32 @@ class KeepsStridesThatNothingGives(Softmax):
 
     def read(self, x: torch.Tensor, bound: TensorSpec) -> torch.Tensor:
         return x.as_strided(x.shape, bound.strides) if bound.layout == "other" else x
+
+
+# --- ranks, and the reduced dimension ---
+
+
+class TakesTheLastDimension(Softmax):
+    """Whichever the call names."""
+
+    name = "other.last_dim"
+    device_types = frozenset({"cpu"})
+
+    def write(self, x: torch.Tensor, dim: int, y: torch.Tensor) -> None:
+        super().write(x, -1, y)
+
+
+class OneDistanceBetweenRows(Softmax):
+    """Takes rows of three dimensions for as far apart as the last two say."""
+
+    name = "other.one_distance"
+    device_types = frozenset({"cpu"})
+
+    def read(self, x: torch.Tensor, bound: TensorSpec) -> torch.Tensor:
+        if x.dim() < 3:
+            return x
+        rows = x.shape[:-1].numel()
+        return x.as_strided((rows, x.shape[-1]), x.stride()[-2:], x.storage_offset()).view(x.shape)
 
 
 # --- numbers ---
@@ -355,6 +400,75 @@ class OneSoftcap(Decode):
 
     def taken(self, scale: float | None, softcap: float) -> tuple[float | None, float]:
         return scale, 20.0 if softcap else 0.0
+
+
+class HonestAttention(Implementation):
+    """The op's own; a subclass says which masks it takes for those of the call."""
+
+    op, name = "attention", "other.attention"
+    device_types = frozenset({"cpu"})
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            q, k, v, mask, *rest = arguments
+            made = as_tuple(ATTENTION.reference(q, k, v, self.taken(mask), *rest))
+            for output, one in zip(outputs, made, strict=True):
+                output.copy_(one)
+
+        return run
+
+    def taken(self, mask: torch.Tensor) -> torch.Tensor:
+        return mask
+
+
+class OneMaskForAllHeads(HonestAttention):
+    """The first head's."""
+
+    name = "other.one_mask"
+
+    def taken(self, mask: torch.Tensor) -> torch.Tensor:
+        return mask[:, :1]
+
+
+class ZeroesPadding(Implementation):
+    """As if the index that changes the gradient alone changed the result."""
+
+    op, name = "embedding", "other.padding"
+    device_types = frozenset({"cpu"})
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            indices, weight, padding = arguments
+            outputs[0].copy_(weight[indices])
+            if padding is not None:
+                outputs[0].masked_fill_((indices == padding).unsqueeze(-1), 0.0)
+
+        return run
+
+
+class HonestEmbedding(Implementation):
+    """torch's."""
+
+    op, name = "embedding", "other.embedding"
+    device_types = frozenset({"cpu"})
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            outputs[0].copy_(torch.nn.functional.embedding(*arguments))
+
+        return run
+
+
+@registry.implements("attention")
+def attention_implementations() -> Iterable[Implementation]:
+    """Masks."""
+    return implementations_in(__name__, "attention")
+
+
+@registry.implements("embedding")
+def embedding_implementations() -> Iterable[Implementation]:
+    """Padding."""
+    return implementations_in(__name__, "embedding")
 
 
 @registry.implements("attention_decode")

@@ -160,6 +160,18 @@ class LosesTheLastOfWholeVectors(Square):
             y[-1:] = 0
 
 
+class LosesTheLastOfWholeTiles(Square):
+    """Right where vectors fill no whole tile, as they do in none of the first sizes."""
+
+    name = "large.whole_tiles"
+    device_types = frozenset({"cpu"})
+
+    def write_many(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.write(x, y)
+        if len(x) % 512 == 0:
+            y[-1:] = 0
+
+
 class RaisesForWholeVectors(Square):
     name = "large.raises"
 

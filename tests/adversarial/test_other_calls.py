@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.contracts import ATTENTION_DECODE, RMS_NORM, SOFTMAX, SQUARE, VECTOR_ADD
+from registry.contracts import ATTENTION, ATTENTION_DECODE, EMBEDDING, RMS_NORM, SOFTMAX, SQUARE, VECTOR_ADD
 from registry.discovery.catalog import Catalog
 from registry.errors import CheckError
 from registry.implementation import Implementation
@@ -19,10 +19,15 @@ from registry.testing import check_implementation
 from ..tiers import THOROUGH
 from .cheating_run import CheatingRun, each_of
 
-OPS = (SQUARE, RMS_NORM, VECTOR_ADD, SOFTMAX, ATTENTION_DECODE)
+OPS = (SQUARE, RMS_NORM, VECTOR_ADD, SOFTMAX, ATTENTION_DECODE, EMBEDDING, ATTENTION)
 CAPPED = {
     "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 1, "kv_len": 72, "head_dim": 16, "page": False, "span": False,
     "softcap": True, "lengths": "full", "kv_dtype": "auto", "dtype": "float32",
+}  # fmt: skip
+TABLE = {"rows": 60, "cols": 16, "vocabulary": 100, "frequency": "uniform", "dtype": "float32"}
+MASKED = {
+    "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 12, "kv_len": 20, "head_dim": 16, "causal": False,
+    "mask": "additive", "softcap": False, "span": False, "dtype": "float32",
 }  # fmt: skip
 PROBLEMS = (
     Problem("square", {"n": 20_002, "dtype": "float32"}),
@@ -30,8 +35,19 @@ PROBLEMS = (
     Problem("vector_add", {"n": 5_000, "dtype": "float32"}),
     Problem("softmax", {"rows": 12, "cols": 300, "dtype": "float32"}),
     ATTENTION_DECODE.problem_of(CAPPED),
+    EMBEDDING.problem_of(TABLE),
+    ATTENTION.problem_of(MASKED),
 )
-RIGHT = {"any_size": True, "scratch": True, "add": True, "softmax": False, "own_strides": False, "decode": True}
+RIGHT = {
+    "any_size": True,
+    "scratch": True,
+    "add": True,
+    "softmax": False,
+    "own_strides": False,
+    "decode": True,
+    "embedding": True,
+    "attention": True,
+}
 """Honest implementations, and whether the op's winner is known: two of softmax are equally fast."""
 FALSE = "says any_size = True, but the run that bind() returned for n={} is wrong for n={}"
 REMEDY = "Take sizes and strides from the tensors that the run is given, or say any_size = False"
@@ -41,6 +57,7 @@ REFUSED = {
     "smaller_size": FALSE.format(20_002, 1),
     "workspace": "called by two threads at once",
     "borrowed_input": "called by two threads at once",
+    "sentinel": "called by two threads at once",
     "static": "called by two threads at once",
     "past_scratch": "it writes outside its scratch",
     "first_strides": "with strided-dense inputs",
@@ -48,10 +65,14 @@ REFUSED = {
     "kept_strides": "with transposed inputs",
     "kept_rows": "inputs",
     "transposed": "with transposed inputs",
+    "last_dim": "with dim-first inputs",
+    "one_distance": "with sliced deeper inputs",
     "two_eps": "with renumbered inputs",
     "two_eps_here": "not in every call that dispatch may give to it",
     "usual_scale": "with renumbered inputs",
     "one_softcap": "with renumbered inputs",
+    "padding": "ends inputs: y[0, 0] is 0",
+    "one_mask": "with per-head inputs",
 }
 """What the tuner says of each. The first probes, of sizes from 1 to 4099, tell another size of a false claim."""
 FALSE_CLAIMS = {"bound_size", "first_size", "smaller_size", "kept_strides", "kept_rows"}
@@ -109,6 +130,8 @@ SMALL = {
     "vector_add": {"n": 1000, "dtype": "float32"},
     "softmax": {"rows": 12, "cols": 33, "dtype": "float32"},
     "attention_decode": CAPPED,
+    "embedding": TABLE,
+    "attention": MASKED,
 }
 TOLD = {
     **REFUSED,
@@ -121,6 +144,9 @@ TOLD = {
     "kept_strides": " transposed after rows=12 other.kept_strides",
     "kept_rows": " after rows=12 other.kept_rows",
     "transposed": " transposed other.transposed",
+    "last_dim": "contiguous dim-first inputs: y",
+    "one_distance": "sliced deeper inputs: y",
+    "one_mask": "contiguous per-head inputs: out",
     **dict.fromkeys(("two_eps", "two_eps_here"), "near_zero inputs with other numbers: y"),
     **dict.fromkeys(("usual_scale", "one_softcap"), "inputs with other numbers: "),
 }

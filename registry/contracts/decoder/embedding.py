@@ -37,13 +37,14 @@ def embedding_reference(indices: torch.Tensor, weight: torch.Tensor, padding_idx
 
 def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
     weight = fills.normal((problem.vocabulary, problem.cols), problem.torch_dtype, generator)
-    indices = draw_indices(problem, generator)
+    indices, padding = draw_indices(problem, generator), None
     if kind == "ends":
-        # the first and the last row in turn
+        # the first and the last row in turn, of which the first is padding: a copy all the same
+        padding = 0
         indices = torch.arange(problem.rows, device=indices.device) % 2 * (problem.vocabulary - 1)
     elif kind == "special":
         fills.plant_special(weight, [torch.nan, torch.inf, -0.0, -torch.inf])
-    return indices, weight, None
+    return indices, weight, padding
 
 
 def _floor(problem: Problem) -> Floor:

@@ -18,20 +18,24 @@ from ...device import Device
 from ...implementation import Tensors
 from .plan import Plan
 
-CALLS = 9
+CALLS = 11
 """The number of calls of each thread, one after another, each with its own outputs."""
 
-MOST_CALLS = 33
+MOST_CALLS = 35
 """The most calls of each thread: short ones meet less often."""
 
-_SHARED = 1
-"""The index of the call in which both threads get one input: a plan that changes an input temporarily fails there."""
+_SHARED = frozenset({1, 6})
+"""The indices of calls in which both threads get one input: a plan that changes an input temporarily fails there."""
 
-_IN_TURNS = (slice(0, 3), slice(3, 6))
-"""The calls in which the threads alternate after each operation of torch, in two rounds; then they run freely.
+_IN_TURNS = (slice(0, 3), slice(3, 6), slice(6, 8))
+"""The calls in which the threads alternate after each operation of torch, in three rounds; then they run freely.
 
 What a thread makes for itself at its first call puts it behind the other, for all of the first round.
 """
+
+_OPERATIONS = ((1, 1), (1, 1), (2, 1))
+"""Operations of each thread's turn in each round: in the last one thread overtakes the other. Threads that are always
+equally far do not see that both write the same to an input, and put it back."""
 
 _PATIENCE_S = 0.5
 """The longest wait of a thread for its turn, in seconds: the other thread may wait for a lock that it holds."""
@@ -50,8 +54,8 @@ def results_of_two_threads(
 ) -> tuple[tuple[Tensors, ...], ...]:
     """For each of two inputs the results (``Op.results``) of its calls, made by two threads at once.
 
-    Each thread makes ``calls`` of them, at least two, with an input of its own, but for one call on the first input by
-    both.
+    Each thread makes ``calls`` of them, at least two, with an input of its own, but for one or two calls of both on the
+    first input.
 
     On a GPU each thread has its own stream, and the current stream waits for both. Raises any exception of a call.
     """
@@ -96,11 +100,12 @@ class _Turns:
 
 
 class _InTurns(TorchFunctionMode):
-    """A mode that gives the other thread a turn after each operation of torch."""
+    """A mode that gives the other thread a turn after each operation of torch, or after so many."""
 
-    def __init__(self, turns: _Turns, me: int) -> None:
+    def __init__(self, turns: _Turns, me: int, operations: int) -> None:
         super().__init__()
         self._turns, self._me = turns, me
+        self._operations, self._made = operations, 0
 
     def __torch_function__(
         self,
@@ -110,7 +115,9 @@ class _InTurns(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         made = func(*args, **(kwargs or {}))
-        self._turns.give(self._me)
+        self._made += 1
+        if self._made % self._operations == 0:
+            self._turns.give(self._me)
         return made
 
 
@@ -131,7 +138,7 @@ class _ThreadWork:
         self._turns, self._me = turns, me
         # whatever torch.compile has compiled is compiled again under a mode, or ends in an error
         self._takes_turns = not isinstance(implementation, InductorImplementation)
-        self._given = [0 if call == _SHARED else me for call in range(calls)]
+        self._given = [0 if call in _SHARED else me for call in range(calls)]
         values = [inputs[which] for which in self._given]
         self._values = [with_tensors(each, torch.clone) for each in values] if plan.op.parsed.mutates else values
         self._outputs: list[Tensors] = [() if implementation.returns_outputs else plan.allocate() for _ in self._given]
@@ -154,7 +161,7 @@ class _ThreadWork:
                         turns.barrier.wait(_ROUND_S if number else None)
                     if self._stream is not None:
                         _sleep(_DELAY_CYCLES)
-                    self._call_in_turns(turns, range(len(self._values))[places])
+                    self._call_in_turns(turns, range(len(self._values))[places], _OPERATIONS[number][self._me])
                 self._call_freely()
         except BaseException as fault:  # a stranger's code: it is told by whoever asked
             self.fault = fault
@@ -162,8 +169,9 @@ class _ThreadWork:
                 turns.end()
                 turns.barrier.abort()
 
-    def _call_in_turns(self, turns: _Turns, places: Iterable[int]) -> None:
-        in_turns: AbstractContextManager[Any] = _InTurns(turns, self._me) if self._takes_turns else nullcontext()
+    def _call_in_turns(self, turns: _Turns, places: Iterable[int], operations: int) -> None:
+        mode = _InTurns(turns, self._me, operations)
+        in_turns: AbstractContextManager[Any] = mode if self._takes_turns else nullcontext()
         with in_turns:
             for place in places:
                 self._outputs[place] = self._plan.into(self._outputs[place], self._values[place])

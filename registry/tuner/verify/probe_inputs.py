@@ -17,6 +17,7 @@ from ...correctness.expanded import EXPANDED, expanded_inputs, is_any_expanded, 
 from ...correctness.numerics import own_error, reference64
 from ...correctness.other_numbers import other_numbers, reference_of_changed
 from ...correctness.other_sizes import OtherSize, ProblemLimits, other_sizes
+from ...correctness.other_views import layouts_of_views, other_views
 from ...correctness.poisoned_layouts import (
     PoisonedLayout,
     Surrounded,
@@ -83,8 +84,8 @@ class Probe:
 
     @property
     def which(self) -> str:
-        """The layout or the kind of the inputs; "" for row-major ones of the op's first kind."""
-        return self.kind if self.layout == "contiguous" else self.layout
+        """The layout and the kind of the inputs; "" for row-major ones of the op's first kind."""
+        return " ".join(filter(None, ("" if self.layout == "contiguous" else self.layout, self.kind)))
 
     def __str__(self) -> str:
         return f"{self.problem} with {self.which} inputs" if self.which else str(self.problem)
@@ -152,6 +153,7 @@ def small_probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
         yield from drawn.of_other_kinds(each)
     for each in problems[min(1, len(problems) - 1) :][:1]:
         yield from drawn.with_other_numbers(each)
+        yield from drawn.with_other_views(each, layouts_of_views(device.type))
 
 
 def probes_of_sizes(op: Op, problem: Problem, device: Device, sizes: Iterable[int]) -> Iterator[Probe]:
@@ -254,6 +256,21 @@ class _Drawn:
         op, drawn, made = self._op, partial(self._values, problem), partial(self._case_of, problem)
         for case in cases_with_other_numbers(op, problem, op.kinds, drawn, made):
             yield from self._of_case(case, problem, "contiguous", OTHER_NUMBERS)
+
+    def with_other_views(self, problem: Problem, layouts: Sequence[PoisonedLayout]) -> Iterator[Probe]:
+        """Probes of calls of a problem with tensors of other ranks, or with another reduced dimension."""
+        if not layouts:
+            return
+        try:
+            views = list(other_views(self._op, problem, self._values(problem, self._op.kinds[0])))
+            cases = [(which, self._case_of(problem, values)) for which, values in views]
+        except Exception as fault:  # as above
+            if out_of_memory(fault):
+                raise
+            return
+        for which, case in cases:
+            for layout in layouts:
+                yield from self._of_case(case, problem, layout, which)
 
     def _of_case(self, case: _Case, problem: Problem, layout: PoisonedLayout, kind: str) -> Iterator[Probe]:
         op = self._op

@@ -306,12 +306,12 @@ def test_a_candidate_is_probed_once_for_all_problems_that_share_the_probes() -> 
         session = session_of(SQUARE, {"n": n, "dtype": "float32"})
         plan = bound_by_call(SQUARE, Candidate(implementation, {}), session.problem, session.arguments, CPU)
         probes.check(plan, {})
-    # every problem has sizes of its own, half, three times as large and one more; two threads meet at the larger ones,
-    # which follow in each layout upon the problem's own
-    met, layouts, kinds = 2 + 2 * MOST_CALLS, 3, len(SQUARE.kinds)
-    expected = {1: kinds, 37: kinds + layouts, 4099: met + kinds - 1}
+    # every problem has sizes of its own, half, three times as large with a part of a tile, and one more; two threads
+    # meet at the larger ones, which follow in each layout upon the problem's own
+    met, layouts, views, kinds = 2 + 2 * MOST_CALLS, 3, 2, len(SQUARE.kinds)
+    expected = {1: kinds, 37: kinds + layouts + views, 4099: met + kinds - 1}
     for n in (4096, 8192):
-        expected |= {n // 2: kinds, 3 * n: met + layouts + kinds - 1, n + 1: kinds}
+        expected |= {n // 2: kinds, 3 * n + 16: met + layouts + kinds - 1, n + 1: kinds}
     for n in (4096, 8192):
         expected[n] = expected.get(n, 0) + layouts
     assert collections.Counter(calls) == expected

@@ -1,0 +1,53 @@
+"""Other calls of one problem: which ops have them, and that weights stay as they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from registry.contract import Op
+from registry.contracts import ATTENTION, CROSS_ENTROPY, LINEAR, RMS_NORM, SOFTMAX, SOFTMAX_BACKWARD, SQUARE
+from registry.correctness.other_views import other_views
+
+
+def shapes(op: Op) -> dict[str, list[tuple[int, ...]]]:
+    """The shapes of the tensors of each view of the op's second example."""
+    problem = op.problem_of(dict(op.examples[1]))
+    values = op.draw(problem, op.kinds[0], torch.Generator().manual_seed(1))
+    views = other_views(op, problem, values)
+    return {which: [tuple(one.shape) for one in found if isinstance(one, torch.Tensor)] for which, found in views}
+
+
+def test_rows_have_one_more_dimension_and_weights_have_not() -> None:
+    (x,) = shapes(SQUARE)["deeper"]
+    assert x[1:] == (1,)
+    x, weight = shapes(RMS_NORM)["deeper"]
+    assert x[1:] == (1, *weight)
+    x, weight = shapes(LINEAR)["deeper"]
+    assert (len(x), len(weight)) == (3, 2)
+
+
+@pytest.mark.parametrize("op", [SOFTMAX, SOFTMAX_BACKWARD], ids=lambda op: op.name)
+def test_the_reduced_dimension_is_the_first(op: Op) -> None:
+    problem = op.problem_of({"rows": 3, "cols": 5, "dtype": "float32"})
+    values = op.draw(problem, op.kinds[0], torch.Generator().manual_seed(1))
+    views = dict(other_views(op, problem, values))
+    assert list(views) == ["deeper", "dim-first"]
+    *tensors, dim = views["dim-first"]
+    assert dim == 0
+    assert all(one.equal(other.mT) and one.is_contiguous() for one, other in zip(tensors, values, strict=False))
+
+
+def test_heads_have_masks_of_their_own_which_all_batches_share() -> None:
+    dims = {**ATTENTION.examples[0], "batch": 3, "heads": 4, "kv_heads": 2, "q_len": 5, "kv_len": 8, "mask": "bool"}
+    problem = ATTENTION.problem_of(dims)
+    values = ATTENTION.draw(problem, "normal", torch.Generator().manual_seed(1))
+    ((which, found),) = other_views(ATTENTION, problem, values)
+    mask = found[ATTENTION.parsed.names.index("mask")]
+    assert (which, mask.shape[:2]) == ("per-head", (1, 4))
+    assert not mask[:, :1].equal(mask[:, 1:2])
+
+
+@pytest.mark.parametrize("op", [ATTENTION, CROSS_ENTROPY], ids=lambda op: op.name)
+def test_an_op_that_takes_no_other_rank_has_none(op: Op) -> None:
+    assert shapes(op) == {}
