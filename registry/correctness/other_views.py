@@ -40,7 +40,7 @@ with the last dimension moved to the beginning, where the attribute ``dim`` name
 
 
 def layouts_of_views(device_type: str) -> tuple[PoisonedLayout, ...]:
-    """The layouts in which other views are tried on such devices: of a sliced tensor not all rows are equally far apart.
+    """The layouts in which other views are tried: of a sliced tensor not all rows are equally far apart.
 
     None on GPUs: what the kernels for them make of such calls has not been seen yet.
     """

@@ -47,8 +47,8 @@ def check_implementation(
     that are not aligned, columns of a wider tensor, not contiguous at all, or only every other tensor, and on a CPU
     expanded: numbers against the float64 reference, dtype, strides, aliasing, writes beside the outputs, arguments and
     scratch, changed inputs, a second and a third run over outputs in which some and all numbers were changed, inputs
-    that change in place, other numbers than its kinds of inputs have (``Op.numbers``), tensors of one more
-    dimension, a ``dim`` that is not the last, memory that two calls return, several runs bit by bit unless
+    that change in place, other numbers than its kinds of inputs have (``Op.numbers``), on a CPU tensors of one
+    more dimension and a ``dim`` that is not the last, memory that two calls return, several runs bit by bit unless
     ``deterministic`` is False, and two threads at once. What was bound for the problem is then run, as a call of
     another size would, at a smaller, a larger and a size that is a multiple of 16 where the problem's is none, or
     none where it is one, along each dynamic dimension; where it is twice as large, also columns of a wider tensor,

@@ -12,7 +12,10 @@ from registry.contracts import ATTENTION_DECODE, BOX, LAYER_NORM, RMS_NORM
 from registry.correctness.other_numbers import other_numbers, reference_of_changed, telling_kinds
 from registry.errors import InvalidDefinitionError
 
-LEFT = {"attention_backward": {"scale", "softcap"}, "fused_add_rms_norm": {"offset"}}
+LEFT = {
+    **{f"attention{packed}_backward": {"scale", "softcap"} for packed in ("", "_varlen")},
+    "fused_add_rms_norm": {"offset"},
+}
 """Numbers that tensors of a call, out and lse, were made with; and one that is 0 or 1, both of which inputs have: torch
 rounds the sum of another and a weight in halves."""
 
