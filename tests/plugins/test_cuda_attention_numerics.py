@@ -74,13 +74,13 @@ def check(problem: Problem, wanted: Mapping[str, Value], folder: Path, kinds: tu
 
 
 @pytest.mark.parametrize(("more", "wanted"), FORMS, ids=str)
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 def test_numerics(more: Mapping[str, Value], wanted: Mapping[str, Value], tmp_path: Path) -> None:
     check(ATTENTION.problem_of({**SMALL, **more}), wanted, tmp_path, ("normal", "edges", "outliers"))
 
 
 @pytest.mark.parametrize(("more", "wanted"), PACKED_FORMS, ids=str)
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_numerics_of_packed_sequences(more: Mapping[str, Value], wanted: Mapping[str, Value], tmp_path: Path) -> None:
     problem = ATTENTION_VARLEN.problem_of({**PACKED, **more})
     check(problem, wanted, tmp_path, ("normal", "edges", "outliers", "empty", "beside"))
