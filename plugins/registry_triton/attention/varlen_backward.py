@@ -42,8 +42,14 @@ class PackedAttentionBackward(TritonImplementation):
         return space_of(share, span_of(problem), bytes_held(problem, device), 0, device)
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """Tiles as large as the GPU's shared memory and registers allow."""
-        return nearest_config(self.space(problem, device), span_of(problem), device)
+        """Tiles as large as the GPU's shared memory and registers allow, which also hold where sequences begin."""
+        space = self.space(problem, device)
+        config = nearest_config(space, span_of(problem), device)
+        smaller = (
+            {**config, "STEP": config["STEP"] // 2},
+            {**config, "BLOCK": config["BLOCK"] // 2, "num_warps": 4},
+        )
+        return next((each for each in smaller if each in space), config)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Before a call for each sequence, which waits for the offsets and cannot be captured."""
