@@ -88,7 +88,7 @@ def _is_same(
         pairs = list(zip(reference64(op, values), reference64(op, call), strict=True))
         moved = [(one, other.movedim(0, -1) if view is _dim_first else other) for one, other in pairs]
         return all(torch.allclose(one.double(), other.double().reshape(one.shape), **_ALIKE) for one, other in moved)
-    except Exception as fault:  # as below
+    except Exception as fault:  # an op may raise anything for tensors that it does not take
         if out_of_memory(fault):
             raise
         return False
@@ -97,5 +97,5 @@ def _is_same(
 def _is_posed(op: Op, problem: Problem, values: tuple[Any, ...]) -> bool:
     try:
         return op.pose(op.arguments(values), problem) == problem
-    except Exception:  # an op may raise anything for tensors that it does not take
+    except Exception:  # likewise
         return False

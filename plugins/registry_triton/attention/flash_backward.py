@@ -58,13 +58,20 @@ class TileAttentionBackward(TritonImplementation):
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
         needs = needs_of(problem)
-        # where nothing is needed, something must be launched
-        launches = [] if needs["NEED_V"] and not (needs["NEED_Q"] or needs["NEED_K"]) else [_deltas(problem)]
-        if needs["NEED_K"] or needs["NEED_V"]:
-            launches.append(_by_keys(problem, config, needs, device))
-        if needs["NEED_Q"]:
-            launches.append(_by_queries(problem, config, device))
-        return launches
+        deltas = delta_launch(problem, problem.batch, problem.q_len, heads_strides(problem, "grad_out", "out"))
+        return launches_needed(
+            needs, deltas, _by_keys(problem, config, needs, device), _by_queries(problem, config, device)
+        )
+
+
+def launches_needed(needs: Mapping[str, bool], deltas: Launch, by_keys: Launch, by_queries: Launch) -> list[Launch]:
+    """The launches that make the gradients which are needed; where none is, the deltas, since something must run."""
+    launches = [] if needs["NEED_V"] and not (needs["NEED_Q"] or needs["NEED_K"]) else [deltas]
+    if needs["NEED_K"] or needs["NEED_V"]:
+        launches.append(by_keys)
+    if needs["NEED_Q"]:
+        launches.append(by_queries)
+    return launches
 
 
 def needs_of(problem: Problem) -> dict[str, bool]:
@@ -83,10 +90,6 @@ def delta_launch(problem: Problem, sequences: int, length: int, strides: tuple[i
         constants={"HEADS": problem.heads, "WIDTH": problem.head_dim, "SPAN": span_of(problem), "ROWS": rows},
         options={"num_warps": _DELTA_WARPS},
     )
-
-
-def _deltas(problem: Problem) -> Launch:
-    return delta_launch(problem, problem.batch, problem.q_len, heads_strides(problem, "grad_out", "out"))
 
 
 def _strides(problem: Problem) -> tuple[int, ...]:

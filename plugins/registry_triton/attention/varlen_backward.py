@@ -12,7 +12,7 @@ from registry.backends.estimate import next_power_of_2
 from registry.backends.triton import TritonImplementation
 
 from ..support import options
-from .flash_backward import delta_launch, nearest_config, needs_of, space_of
+from .flash_backward import delta_launch, launches_needed, nearest_config, needs_of, space_of
 from .kernels import varlen_backward as kernels
 from .layouts import MOST_PROGRAMS, bytes_held, constants_of, scale_of, span_of
 from .varlen import most_tiles, packed_reasons, packed_strides
@@ -60,19 +60,12 @@ class PackedAttentionBackward(TritonImplementation):
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
         needs = needs_of(problem)
-        # where nothing is needed, something must be launched
-        launches = [] if needs["NEED_V"] and not (needs["NEED_Q"] or needs["NEED_K"]) else [_deltas(problem)]
-        if needs["NEED_K"] or needs["NEED_V"]:
-            launches.append(_by_keys(problem, config, needs, device))
-        if needs["NEED_Q"]:
-            launches.append(_by_queries(problem, config, device))
-        return launches
-
-
-def _deltas(problem: Problem) -> Launch:
-    """All tokens as those of one sequence."""
-    strides = (0, *packed_strides(problem, "grad_out"), 0, *packed_strides(problem, "out"))
-    return delta_launch(problem, 1, problem.total_q, strides)
+        # all tokens as those of one sequence
+        strides = (0, *packed_strides(problem, "grad_out"), 0, *packed_strides(problem, "out"))
+        deltas = delta_launch(problem, 1, problem.total_q, strides)
+        return launches_needed(
+            needs, deltas, _by_keys(problem, config, needs, device), _by_queries(problem, config, device)
+        )
 
 
 def _common(problem: Problem, tiles: int) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -133,6 +133,11 @@ def gradient_scale(problem: Problem, reference: torch.Tensor, values: Mapping[st
     return reference.abs() * (2.0 - weight + weight * sums) + spread
 
 
+def gradient_tolerance(scale: Callable[..., torch.Tensor]) -> Tolerance:
+    """The tolerance of a gradient that errs relative to ``scale``, as ``gradient_scale`` has it."""
+    return Tolerance(units(float32=2.0, half=1.1), underflow(128), scale)
+
+
 def _scale_q(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any]) -> torch.Tensor:
     return gradient_scale(problem, reference, values, "q")
 
@@ -154,9 +159,6 @@ def _floor(problem: Problem) -> Floor:
     return Floor(bytes=moved, flop=10 * problem.batch * problem.heads * problem.head_dim * seen_pairs(problem))
 
 
-GRADIENT_RTOL = units(float32=2.0, half=1.1)
-"""The tolerance of a gradient relative to ``gradient_scale``, by dtype."""
-
 ATTENTION_BACKWARD = Op(
     name="attention_backward",
     schema=(
@@ -170,10 +172,10 @@ ATTENTION_BACKWARD = Op(
     problem=_problem,
     inputs=_inputs,
     floor=_floor,
-    tolerance=Tolerance(GRADIENT_RTOL, underflow(128), _scale_q),
+    tolerance=gradient_tolerance(_scale_q),
     tolerances={
-        "grad_k": Tolerance(GRADIENT_RTOL, underflow(128), _scale_k),
-        "grad_v": Tolerance(GRADIENT_RTOL, underflow(128), _scale_v),
+        "grad_k": gradient_tolerance(_scale_k),
+        "grad_v": gradient_tolerance(_scale_v),
     },
     static=ATTENTION.static,
     dynamic=ATTENTION.dynamic,

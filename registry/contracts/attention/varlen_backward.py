@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from ...contract import Floor, Op, RowMajor, Tolerance
+from ...contract import Floor, Op, RowMajor
 from ...problem import Arguments, Problem, Value
 from .. import fills
-from ..rounding import underflow
 from .arguments import check_results
-from .attention_backward import GRADIENT_RTOL, attention_backward_reference, gradient_scale, needed_gradients
+from .attention_backward import attention_backward_reference, gradient_scale, gradient_tolerance, needed_gradients
 from .packed_lengths import PACKED_LENGTHS, drawn_lengths, packed_pairs, tokens_of
 from .varlen import ATTENTION_VARLEN, attended, sequence_bounds
 from .varlen_arguments import KINDS, check_varlen, check_varlen_data, varlen_examples, varlen_inputs, varlen_problem
@@ -130,10 +129,10 @@ ATTENTION_VARLEN_BACKWARD = Op(
     problem=_problem,
     inputs=_inputs,
     floor=_floor,
-    tolerance=Tolerance(GRADIENT_RTOL, underflow(128), partial(_scale, "q")),
+    tolerance=gradient_tolerance(partial(_scale, "q")),
     tolerances={
-        "grad_k": Tolerance(GRADIENT_RTOL, underflow(128), partial(_scale, "k")),
-        "grad_v": Tolerance(GRADIENT_RTOL, underflow(128), partial(_scale, "v")),
+        "grad_k": gradient_tolerance(partial(_scale, "k")),
+        "grad_v": gradient_tolerance(partial(_scale, "v")),
     },
     static=ATTENTION_VARLEN.static,
     dynamic=ATTENTION_VARLEN.dynamic,

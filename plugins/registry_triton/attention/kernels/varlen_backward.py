@@ -10,6 +10,13 @@ from .scores import keys_of, rows_of, score_of
 from .varlen import _bounds_of, _sequence_of
 
 
+@triton.jit
+def _first_and_length(offsets, sequence, total):
+    """First token and number of tokens of a sequence, within the ``total`` ones also where offsets are wrong."""
+    begin, end = _bounds_of(offsets, sequence, total)
+    return begin, end - begin
+
+
 @triton.jit(do_not_specialize=["tiles", "sequences", "total_q", "total_k"])
 def packed_by_keys(
     grad_k, grad_v, grad_out, q, k, v, cu_seqlens_q, cu_seqlens_k, lse, deltas, scale, softcap, tiles, sequences,
@@ -32,10 +39,8 @@ def packed_by_keys(
         tile = tl.program_id(0) % tiles
         group = (tl.program_id(0) // tiles).to(tl.int64)
     sequence = _sequence_of(tile, cu_seqlens_k, sequences, total_k, KEYS)
-    q_begin, q_end = _bounds_of(cu_seqlens_q, sequence, total_q)
-    k_begin, k_end = _bounds_of(cu_seqlens_k, sequence, total_k)
-    q_len = q_end - q_begin
-    kv_len = k_end - k_begin
+    q_begin, q_len = _first_and_length(cu_seqlens_q, sequence, total_q)
+    k_begin, kv_len = _first_and_length(cu_seqlens_k, sequence, total_k)
     first = (tile - (k_begin // KEYS + sequence)) * KEYS
     if (first >= 0) & (first < kv_len):
         item = tl.arange(0, KEYS)
@@ -91,10 +96,8 @@ def packed_by_queries(
         tile = tl.program_id(0) % tiles
         head = (tl.program_id(0) // tiles).to(tl.int64)
     sequence = _sequence_of(tile, cu_seqlens_q, sequences, total_q, ROWS)
-    q_begin, q_end = _bounds_of(cu_seqlens_q, sequence, total_q)
-    k_begin, k_end = _bounds_of(cu_seqlens_k, sequence, total_k)
-    q_len = q_end - q_begin
-    kv_len = k_end - k_begin
+    q_begin, q_len = _first_and_length(cu_seqlens_q, sequence, total_q)
+    k_begin, kv_len = _first_and_length(cu_seqlens_k, sequence, total_k)
     first = (tile - (q_begin // ROWS + sequence)) * ROWS
     if (first >= 0) & (first < q_len):
         group = head // GROUP
