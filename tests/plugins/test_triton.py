@@ -620,3 +620,20 @@ def test_attention_in_float32_has_configurations_wherever_it_is_supported(op: st
             }
             fits = device == H200 or head_dim <= (128 if device == A100 else 64)
             assert precisions == {"tf32x3" if fits else "ieee"}
+
+
+@pytest.mark.parametrize("op", ["attention_backward", "attention_varlen_backward"])
+def test_eight_warps_have_128_rows_of_a_gradient_in_parts_of_tf32(op: str) -> None:
+    # of 64 rows they spilled 688 bytes a thread on Hopper, and products read beyond the block's shared memory
+    implementation = next(one for one in Catalog().implementations(op) if one.name == "triton.flash")
+    contract = Catalog().op(op)
+    (dims, *_) = contract.examples
+    lengths = {name: 2000 for name in ("q_len", "kv_len", "total_q", "total_k") if name in dims}
+    least = {}
+    for dtype in ("float32", "bfloat16"):
+        for head_dim in (64, 128):
+            problem = contract.problem_of({**dims, **lengths, "head_dim": head_dim, "dtype": dtype})
+            configs = implementation.space(problem, H200).configs
+            rows = [config["BLOCK"] for config in configs if config["num_warps"] == 8]
+            least[dtype, head_dim] = min(rows, default=128)
+    assert least == {("float32", 64): 128, ("float32", 128): 128, ("bfloat16", 64): 64, ("bfloat16", 128): 64}

@@ -46,7 +46,7 @@ class TileAttentionBackward(TritonImplementation):
 
     def default(self, problem: Problem, device: Device) -> Config:
         """Tiles as large as the GPU's shared memory and registers allow."""
-        return nearest_config(self.space(problem, device), span_of(problem), device)
+        return nearest_config(self.space(problem, device), span_of(problem), bytes_held(problem, device), device)
 
     def preference(self, problem: Problem, device: Device) -> float:
         """Behind torch's kernels until it was measured against them."""
@@ -140,7 +140,12 @@ def _by_queries(problem: Problem, config: Config, device: Device) -> Launch:
 
 @lru_cache(maxsize=KEPT)
 def space_of(longest: int, span: int, itemsize: int, mask: int, device: Device) -> Space:
-    """The space for tiles of up to ``longest`` rows of ``span`` elements; ``mask``: bytes of the mask for a pair."""
+    """The space for tiles of up to ``longest`` rows of ``span`` elements; ``mask``: bytes of the mask for a pair.
+
+    Eight warps share a tile as rows of 16. Of float32's parts, which they hold in registers, both halves of the warps
+    would have the rows of a tile of 64, and spill so much that ptxas 12.8 takes a wrong address of shared memory.
+    """
+    least = 128 if splits_floats(itemsize) else 64
 
     def registers(config: Config) -> bool:
         # two sums of the tile, and two tiles of scores
@@ -162,12 +167,19 @@ def space_of(longest: int, span: int, itemsize: int, mask: int, device: Device) 
         .require("sums and scores fit in registers", registers)
         .require("the tiles fit in shared memory", shared)
         .require("a step is no longer than the tile", lambda config: config["STEP"] <= config["BLOCK"])
-        .require("8 warps have 64 rows", lambda config: config["num_warps"] == 4 or config["BLOCK"] >= 64)
+        .require(f"8 warps have {least} rows", lambda config: config["num_warps"] == 4 or config["BLOCK"] >= least)
     )
 
 
-def _wanted(span: int, device: Device) -> tuple[int, int, int, int]:
+def splits_floats(itemsize: int) -> bool:
+    """Whether elements of so many bytes in shared memory are a float32's two parts for products of tf32."""
+    return itemsize > torch.float32.itemsize
+
+
+def _wanted(span: int, itemsize: int, device: Device) -> tuple[int, int, int, int]:
     """BLOCK, STEP, warps and stages for heads of ``span`` elements: the largest that spill few registers or none."""
+    if splits_floats(itemsize):
+        return (128, 16, 8, 1) if span <= 64 else (32, 16, 4, 1)
     if device.architecture.startswith("gfx"):
         return 64, 32, 4, 1
     if span > 128:
@@ -178,9 +190,9 @@ def _wanted(span: int, device: Device) -> tuple[int, int, int, int]:
 
 
 @lru_cache(maxsize=KEPT)
-def nearest_config(space: Space, span: int, device: Device) -> Config:
+def nearest_config(space: Space, span: int, itemsize: int, device: Device) -> Config:
     """The configuration of ``space`` nearest to what is fast for heads of ``span`` elements."""
-    block, step, warps, stages = _wanted(span, device)
+    block, step, warps, stages = _wanted(span, itemsize, device)
 
     def distance(config: Config) -> tuple[float, ...]:
         return (

@@ -12,7 +12,7 @@ from registry.backends.estimate import next_power_of_2
 from registry.backends.triton import TritonImplementation
 
 from ..support import options
-from .flash_backward import delta_launch, launches_needed, nearest_config, needs_of, space_of
+from .flash_backward import delta_launch, launches_needed, nearest_config, needs_of, space_of, splits_floats
 from .kernels import varlen_backward as kernels
 from .layouts import MOST_PROGRAMS, bytes_held, constants_of, scale_of, span_of
 from .varlen import most_tiles, packed_reasons, packed_strides
@@ -43,8 +43,10 @@ class PackedAttentionBackward(TritonImplementation):
 
     def default(self, problem: Problem, device: Device) -> Config:
         """Tiles as large as the GPU's shared memory and registers allow, which also hold where sequences begin."""
-        space = self.space(problem, device)
-        config = nearest_config(space, span_of(problem), device)
+        space, itemsize = self.space(problem, device), bytes_held(problem, device)
+        config = nearest_config(space, span_of(problem), itemsize, device)
+        if splits_floats(itemsize):
+            return config
         smaller = (
             {**config, "STEP": config["STEP"] // 2},
             {**config, "BLOCK": config["BLOCK"] // 2, "num_warps": 4},
