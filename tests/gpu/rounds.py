@@ -37,7 +37,7 @@ _TIMED = ("timed_launches", "mutates", "remembered_memory", "few_operations", "m
 _MODELS = ("applied_models", "applied_logits", "model_peers", "quantized_checkpoints", "latent_attention")
 _NAMED = {
     "adversarial": Round(("adversarial",), 0),
-    "isolation": Round(("isolation",), 0),
+    "isolation": Round(("isolation", "faults", "sandbox"), 0),
     "timed": Round(_TIMED, 0),
     "models": Round((*_MODELS, "parallel_models", "kernelized_models"), 3),
     "triton": Round(("triton",), 12),

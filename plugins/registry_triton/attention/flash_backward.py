@@ -179,7 +179,7 @@ def splits_floats(itemsize: int) -> bool:
 def _wanted(span: int, itemsize: int, device: Device) -> tuple[int, int, int, int]:
     """BLOCK, STEP, warps and stages for heads of ``span`` elements: the largest that spill few registers or none."""
     if splits_floats(itemsize):
-        return (128, 16, 8, 1) if span <= 64 else (32, 16, 4, 1)
+        return 32, 32, 4, 1
     if device.architecture.startswith("gfx"):
         return 64, 32, 4, 1
     if span > 128:

@@ -102,35 +102,49 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
 def gradient_scale(problem: Problem, reference: torch.Tensor, values: Mapping[str, Any], of: str) -> torch.Tensor:
     """Relative to each gradient and to the root of its summands' squares, as for the output of attention.
 
-    Weights and slopes of halves are rounded before they are multiplied, below the normal numbers by as much as there.
-    A slope is a difference that may cancel: in fp32 it errs as what it is a difference of, and as the logit of its
-    weight.
+    Tensor cores round towards zero, so that the weights of equal logits err by one factor: to what those errors are if
+    each has the sign of its summand, too.
     """
     weight, call = fp32_weight(problem), scored_call(values)
-    gradients, out = (values[name].transpose(1, 2).double() for name in ("grad_out", "out"))
     sums = of_sum(call.kv_len if of == "q" else call.q.shape[2] * (problem.heads // problem.kv_heads))
-    lengths, least = call.v.norm(dim=-1)[:, :, None, :], torch.finfo(problem.torch_dtype).tiny
-    parts, total = [], torch.zeros_like(call.k)
+    parts: list[torch.Tensor] = []
     for span in call.spans():
-        rows, gradient = call.scored(span), gradients[:, :, span]
-        weights = probabilities(rows, values["lse"])
-        error = weight * (sums + 4.0 * logit_size(call, rows.logits, span))
-        hidden = rows.logits == -math.inf
-        if of == "v":
-            each = ((weights + least) * (OF_ROUNDINGS * (1.0 - weight) + error)).masked_fill_(hidden, 0.0)
-            total += group_sums(each.square_(), gradient.square(), call.k.shape[1])
-            continue
-        delta = (gradient * out[:, :, span]).sum(-1, keepdim=True)
-        slopes = (weights * (grouped_product(gradient, call.v.transpose(-1, -2)) - delta)).abs_()
-        bound = grouped_product(gradient.norm(dim=-1, keepdim=True), lengths) + delta.abs()
-        slopes = ((slopes + least) * (OF_ROUNDINGS * (1.0 - weight)) + weights * bound * error) * abs(call.scale)
-        slopes.masked_fill_(hidden, 0.0)
+        apart, alike, other = _factor_errors(problem, call, values, of, span, weight, sums)
         if of == "q":
-            parts.append(grouped_product(slopes.square_(), call.k.square()))
+            parts.append(torch.stack([grouped_product(apart.square_(), other.square()), grouped_product(alike, other)]))
         else:
-            total += group_sums(slopes.square_(), call.q[:, :, span].square(), call.k.shape[1])
-    spread = (torch.cat(parts, 2) if of == "q" else total).sqrt_().transpose(1, 2).nan_to_num_(0.0, 0.0, 0.0)
-    return reference.abs() * (2.0 - weight + weight * sums) + spread
+            pairs = ((apart.square_(), other.square()), (alike, other))
+            part = torch.stack([group_sums(*pair, call.k.shape[1]) for pair in pairs])
+            parts = [parts[0].add_(part) if parts else part]
+    squares, together = torch.cat(parts, 3).transpose(2, 3).nan_to_num_(0.0, 0.0, 0.0)
+    found: torch.Tensor = reference.abs() * (2.0 - weight + weight * sums) + squares.sqrt_() + together.abs_()
+    return found
+
+
+def _factor_errors(
+    problem: Problem, call: ScoredCall, values: Mapping[str, Any], of: str, span: slice, weight: float, sums: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Errors of the weights or slopes of some query rows, each by itself and all of one sign, and what they multiply.
+
+    Weights and slopes of halves are rounded before they are multiplied, below the normal numbers by as much as there.
+    A slope is a difference that may cancel: in fp32 it errs as what it is a difference of, and as the logit of its
+    weight. ``weight``: one rounding of fp32; ``sums``: roundings of a sum.
+    """
+    gradient, out = (values[name].transpose(1, 2)[:, :, span].double() for name in ("grad_out", "out"))
+    rows, least = call.scored(span), torch.finfo(problem.torch_dtype).tiny
+    hidden, rounding = rows.logits == -math.inf, OF_ROUNDINGS * (1.0 - weight)
+    weights, of_logits = probabilities(rows, values["lse"]), 4.0 * weight * logit_size(call, rows.logits, span)
+    error = weight * sums + of_logits
+    if of == "v":
+        apart, alike, other = (weights + least) * (rounding + error), weights * of_logits, gradient
+    else:
+        delta, lengths = (gradient * out).sum(-1, keepdim=True), call.v.norm(dim=-1)[:, :, None, :]
+        slopes = weights * (grouped_product(gradient, call.v.transpose(-1, -2)) - delta)
+        bound = grouped_product(gradient.norm(dim=-1, keepdim=True), lengths) + delta.abs()
+        apart = ((slopes.abs() + least) * rounding + weights * bound * error) * abs(call.scale)
+        alike = slopes * of_logits * call.scale * (1.0 if rows.slope is None else rows.slope)
+        other = call.k if of == "q" else call.q[:, :, span]
+    return apart.masked_fill_(hidden, 0.0), alike.masked_fill_(hidden, 0.0), other
 
 
 def gradient_tolerance(scale: Callable[..., torch.Tensor]) -> Tolerance:
