@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import math
-import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ..contract import Op
 from ..device import Device
 from ..dispatch.plans.plan import Plan
 from ..implementation import Tensors
-from ..problem import Problem
-from ..tuner.verify.probe_inputs import Probe, probes_of_sizes
 from ..tuner.verify.probes import Probes
 from ..tuner.verify.session import Session
 from .trial import calls_by
 
-_SECRETS = 4
-_UP_TO = 4
-"""Times the size that is tuned: the largest secret one."""
-
 
 class SandboxedProbes(Probes):
-    """Checks entrants on the probes of their problem, and on some whose sizes nobody can foresee.
+    """Checks entrants on the probes of their problem, more of them at sizes that nobody can foresee.
 
     The threads are those of a sandbox's process, whose code might make the calls one after the other: what they return
     has to be right all the same.
     """
+
+    secret_sizes = 4
 
     def __init__(self, device: Device) -> None:
         super().__init__(device, _two_threads_inside)
@@ -40,21 +33,10 @@ class SandboxedProbes(Probes):
         """
         if not of_own_size:
             self.check(plan, {})
-            self.check_group(f"secret sizes of {plan.problem.key}", _of_secret_sizes, plan, {})
         if session.twin is None:
             self.check_own_size(plan, session, {})
         else:
             self.check_as_held(plan, session)
-
-
-def _of_secret_sizes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
-    names = [name for name in problem.dims if name in op.dynamic]
-    if not names:
-        return iter(())
-    most = max(int(problem.dims[names[-1]]), 16) * _UP_TO
-    # one near the largest, the others of any magnitude
-    drawn = (round(math.exp(secrets.SystemRandom().uniform(0.0, math.log(most)))) for _ in range(_SECRETS - 1))
-    return probes_of_sizes(op, problem, device, [most // 2 + secrets.randbelow(most // 2), *drawn])
 
 
 def _two_threads_inside(

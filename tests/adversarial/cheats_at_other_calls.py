@@ -13,7 +13,8 @@ import registry
 from registry.artifact import Built
 from registry.backends import CppImplementation, CppKernel
 from registry.contract import as_tuple
-from registry.contracts import ATTENTION, ATTENTION_DECODE, RMS_NORM
+from registry.contracts import ATTENTION, ATTENTION_DECODE, RMS_NORM, SQUARE
+from registry.correctness.other_sizes import other_sizes
 from registry.device import Device
 from registry.implementation import Implementation, Launch, Run, Tensors
 from registry.problem import Problem, TensorSpec
@@ -82,6 +83,22 @@ class PutsASentinel(Square):
 
 
 # --- one run for every size ---
+
+
+class KnowsTheSizesOfProbes(Square):
+    """Right at the sizes that probes have had since they were written, and at those beside the tuned one."""
+
+    name = "other.known_sizes"
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        found = [other.problem.n for other in other_sizes(SQUARE, problem, device)]
+        known = {1, 37, 257, 1031, 4099, problem.n, *found}
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            (x, *_), (y, *_) = arguments, outputs
+            torch.mul(x, x, out=y) if x.numel() in known else y.zero_()
+
+        return run
 
 
 class RemembersTheBoundSize(Square):

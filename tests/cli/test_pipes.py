@@ -93,13 +93,14 @@ def test_a_plugin_file_that_is_a_fifo_is_told(catalog: Catalog, pipe: Path) -> N
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("way", ["<(cat EXPORTED)", "/dev/stdin < PIPE", "/dev/fd/3 3< PIPE"])
-def test_what_a_shell_pipes_in_is_read(db: Path, tmp_path: Path, pipe: Path, way: str) -> None:
+@pytest.mark.few(1)
+def test_what_a_shell_pipes_in_is_read(command: Command, db: Path, tmp_path: Path, pipe: Path, way: str) -> None:
     exported = tmp_path / "results.jsonl"
     other = shutil.copy(db, tmp_path / "other.db")
-    registry = f"{sys.executable} -m registry.cli.main"
+    assert command("registry", "export", str(exported), "--db", str(db)).code == 0
     given = way.replace("EXPORTED", str(exported)).replace("PIPE", str(pipe))
     writer = f"cat {exported} > {pipe} &" if "PIPE" in way else ""
-    script = f"{registry} export {exported} --db {db} && {{ {writer} {registry} import --db {other} {given}; }}"
+    script = f"{writer} {sys.executable} -m registry.cli.main import --db {other} {given}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "0 new records" in done.stdout

@@ -128,6 +128,7 @@ REFUSED: dict[str, str | tuple[str, ...]] = {
     "other.bound_size": "wrong_result",
     "other.first_size": "wrong_result",
     "other.smaller_size": "error",
+    "other.known_sizes": "wrong_result",
     "other.workspace": "wrong_result",
     "other.kept_strides": "wrong_result",
     "other.kept_rows": "wrong_result",

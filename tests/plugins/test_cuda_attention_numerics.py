@@ -74,13 +74,13 @@ def check(problem: Problem, wanted: Mapping[str, Value], folder: Path, kinds: tu
 
 
 @pytest.mark.parametrize(("more", "wanted"), FORMS, ids=str)
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 def test_numerics(more: Mapping[str, Value], wanted: Mapping[str, Value], tmp_path: Path) -> None:
     check(ATTENTION.problem_of({**SMALL, **more}), wanted, tmp_path, ("normal", "edges", "outliers"))
 
 
 @pytest.mark.parametrize(("more", "wanted"), PACKED_FORMS, ids=str)
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_numerics_of_packed_sequences(more: Mapping[str, Value], wanted: Mapping[str, Value], tmp_path: Path) -> None:
     problem = ATTENTION_VARLEN.problem_of({**PACKED, **more})
     check(problem, wanted, tmp_path, ("normal", "edges", "outliers", "empty", "beside"))
@@ -94,6 +94,7 @@ def test_numerics_of_packed_sequences(more: Mapping[str, Value], wanted: Mapping
     ],
     ids=lambda value: getattr(value, "op", ""),
 )
+@pytest.mark.few(1)
 def test_heads_whose_keys_do_not_fit_in_l2_together_run_in_bands(
     problem: Problem, keys: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -144,7 +145,7 @@ def _early_queries(text: str) -> str:
         (_early_queries, False),
     ],
 )
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_a_kernel_with_a_fault_is_found_out(change: Callable[[str], str], late: bool, tmp_path: Path) -> None:
     problem = ATTENTION.problem_of({**SMALL, "span": 90, "kv_len": 230})
     values = ATTENTION.draw(problem, "normal", torch.Generator().manual_seed(1))
@@ -206,7 +207,8 @@ def test_a_kernel_that_mixes_sequences_is_found_out(change: Callable[[str], str]
     assert not _second_is_right(attend, values, late)
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.few(1)
 def test_wrong_offsets_stay_within_the_tensors(late: bool, tmp_path: Path) -> None:
     problem = ATTENTION_VARLEN.problem_of({**PACKED, "sequences": 7})
     values = ATTENTION_VARLEN.draw(problem, "normal", torch.Generator().manual_seed(1))

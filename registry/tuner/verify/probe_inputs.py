@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,8 @@ _LARGER_SIZES = (4099, 1031, 257)
 """A third size: the largest of these primes that costs little, longer than a block."""
 _OTHER_SIZES = (3, 5, 2)
 """Sizes of the dynamic dimensions before the last."""
+_SECRET_UP_TO = 4
+"""Times the size that is tuned: the largest secret one."""
 _LIMITS = ProblemLimits({"cpu": 4 << 20, "cuda": 64 << 20}, 1 / 1000, {"cpu": 2e8, "cuda": 1e12})
 _LARGER_PART = 1 / 16
 """The part of the limits above that the larger size may take."""
@@ -156,12 +159,20 @@ def small_probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
         yield from drawn.with_other_views(each, layouts_of_views(device.type))
 
 
-def probes_of_sizes(op: Op, problem: Problem, device: Device, sizes: Iterable[int]) -> Iterator[Probe]:
-    """Row-major probes of a problem whose last dynamic dimension has these sizes, as far as they are small."""
-    drawn = _Drawn(op, device)
-    for each in dict.fromkeys(_resized(op, problem, size) for size in sizes):
+def probes_of_secret_sizes(op: Op, problem: Problem, device: Device, count: int) -> Iterator[Probe]:
+    """Row-major probes whose last dynamic dimension has sizes that nobody can foresee, as far as they are small.
+
+    One is between twice and four times the problem's own, the other ``count - 1`` are of any magnitude up to that.
+    """
+    names = [name for name in problem.dims if name in op.dynamic]
+    if not names:
+        return
+    most = max(int(problem.dims[names[-1]]), 16) * _SECRET_UP_TO
+    drawn = (round(math.exp(secrets.SystemRandom().uniform(0.0, math.log(most)))) for _ in range(count - 1))
+    inputs, sizes = _Drawn(op, device), [most // 2 + secrets.randbelow(most // 2), *drawn]
+    for each in dict.fromkeys(_resized(op, problem, size) for size in sizes[:count]):
         if each is not None and each != problem and _LIMITS.hold(op, each, device):
-            yield from drawn.laid_out(each, "contiguous")
+            yield from inputs.laid_out(each, "contiguous")
 
 
 def probes_of_other_sizes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:

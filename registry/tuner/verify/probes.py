@@ -31,7 +31,14 @@ from ...implementation import Tensors
 from ...problem import Problem, canonical_json
 from ..planning.variants import variants_at
 from .own_size import calls_of_two_threads, own_inputs, probes_of_own_size
-from .probe_inputs import Probe, group_of, group_of_other_sizes, probes_of_other_sizes, small_probes
+from .probe_inputs import (
+    Probe,
+    group_of,
+    group_of_other_sizes,
+    probes_of_other_sizes,
+    probes_of_secret_sizes,
+    small_probes,
+)
 from .session import Session, most_sessions
 from .stacked import stacked
 from .verdicts import Checks, WrongError
@@ -40,9 +47,9 @@ from .verify import check_unchanged
 _GROUPS_PART = 1 / 10
 """The part of the device's memory that all kept groups of probes may take."""
 _RECENT_GROUPS = 16
-"""Groups of probes that are in use: two for each of the problems that are searched at once, and some that many share.
+"""Groups of probes that are in use: three for each of the problems that are searched at once, and some that many share.
 Others are kept while there is room, as long as sessions are, since finalists meet them once more."""
-_GROUPS_OF_SESSION = 2
+_GROUPS_OF_SESSION = 3
 """Groups that the problem of one session has of its own."""
 _OWN_PROBES = 40
 """Times what a call reads and writes that the probes of its own size take."""
@@ -68,6 +75,9 @@ class Probes:
 
     ``two_threads``: runs a plan in two threads at once.
     """
+
+    secret_sizes = 2
+    """How many sizes of a problem are drawn that nobody can foresee."""
 
     def __init__(self, device: Device, two_threads: TwoThreads = results_of_two_threads) -> None:
         self._device = device
@@ -104,6 +114,8 @@ class Probes:
         """
         self.check_group(group_of(plan.op, plan.problem), small_probes, plan, artifacts)
         self.check_group(self._other_sizes(plan), probes_of_other_sizes, plan, artifacts)
+        secret = partial(probes_of_secret_sizes, count=self.secret_sizes)
+        self.check_group(f"secret sizes of {plan.problem.key}", secret, plan, artifacts)
 
     def check_own_size(
         self,

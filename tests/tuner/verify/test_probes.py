@@ -70,6 +70,7 @@ def test_who_misreads_a_layout_is_refused(read: Callable[[torch.Tensor], torch.T
         go_through(Custom("softmax", softmax), session_of_rows(), {})
 
 
+@pytest.mark.usefixtures("no_secrets")
 def test_columns_of_a_wider_tensor_are_tried_where_there_are_rows() -> None:
     seen: list[tuple[tuple[int, ...], bool]] = []
 
@@ -107,6 +108,7 @@ def test_columns_of_a_wider_tensor_are_tried_where_there_are_rows() -> None:
     assert seen == first + second + met * dense + pairs + kinds * dense + second
 
 
+@pytest.mark.usefixtures("no_secrets")
 def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
     runs: list[int] = []
 
@@ -137,6 +139,27 @@ def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
     assert check(64, cols=49) == shared + own
 
 
+def test_who_knows_the_sizes_of_all_probes_meets_others() -> None:
+    session = Session(SQUARE, SQUARE.problem_of({"n": 20_000, "dtype": "float32"}), CPU, PROTOCOL, 7)
+    known, is_learning = {1}, True
+
+    def square(y: torch.Tensor, x: torch.Tensor) -> None:
+        if is_learning:
+            known.add(len(x))
+        torch.mul(x, x, out=y) if len(x) in known else y.zero_()
+
+    candidate = Candidate(Custom("square", square), {})
+    plan = bound_by_call(SQUARE, candidate, session.problem, session.arguments, CPU)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Probes, "secret_sizes", 0)
+        Probes(CPU).check(plan, {})
+    is_learning = False
+    assert {1, 37, 4099, 20_000} < known
+    with pytest.raises(WrongError, match=r"not for square\(n="):
+        Probes(CPU).check(plan, {})
+
+
+@pytest.mark.usefixtures("no_secrets")
 def test_probes_take_no_more_than_their_part_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Problem] = []
     inputs = SOFTMAX.inputs

@@ -294,6 +294,7 @@ def test_probes_are_small_odd_and_other_problems_of_the_same_static_dimensions()
     assert [each.n for each in probe_problems(SQUARE, square, CPU)] == [1, 4099]
 
 
+@pytest.mark.usefixtures("no_secrets")
 def test_a_candidate_is_probed_once_for_all_problems_that_share_the_probes() -> None:
     calls: list[int] = []
 
