@@ -112,7 +112,7 @@ def measure(own: Decision, warm: Sequence[Problem], device: Device) -> CallRow:
         faults[OWN] = "its own winner cannot run here any more"
     else:
         contestants[OWN] = build(op, candidate, problem, op.arguments(values), device)
-    contestants[TORCH] = _torchs(op, problem, device)
+    contestants[TORCH] = _torchs(op, problem, values, device)
     times, broken = _raced(contestants, before, op, problem, values, device)
     medians = {name: round(statistics.median(us), 3) for name, us in times.items()}
     ran = {name: f"{one.step}: {one.implementation}{dict(one.config) or ''}" for name, one in told.items()}
@@ -156,13 +156,16 @@ def _candidate(op: Op, problem: Problem, own: Decision, device: Device) -> Candi
     return None if found.space(problem, device).violations(config) else Candidate(found, config)
 
 
-def _torchs(op: Op, problem: Problem, device: Device) -> Call:
-    """torch's own operation: the reference, and for 4-bit weights the product with a dense weight."""
-    if op.name != "gemm_int4":
+def _torchs(op: Op, problem: Problem, values: tuple[Any, ...], device: Device) -> Call:
+    """torch's own operation: the op's baseline, and for 4-bit weights the product with a dense weight."""
+    if op.name == "gemm_int4":
+        dtype = getattr(torch, str(problem.dims["dtype"]))
+        dense = torch.randn(int(problem.n), int(problem.k), device=device.torch, dtype=dtype)
+        return lambda a, *_: torch.nn.functional.linear(a, dense)
+    baseline = next((one for one in registry.implementations(op.name) if one.name == op.baseline), None)
+    if baseline is None or refusals(baseline, problem, device):
         return op.reference
-    dtype = getattr(torch, str(problem.dims["dtype"]))
-    dense = torch.randn(int(problem.n), int(problem.k), device=device.torch, dtype=dtype)
-    return lambda a, *_: torch.nn.functional.linear(a, dense)
+    return build(op, Candidate(baseline, baseline.default(problem, device)), problem, op.arguments(values), device)
 
 
 def _raced(
