@@ -241,3 +241,16 @@ def test_grouped_products_of_experts_name_the_sizes_that_they_refuse(catalog: Ca
     assert [reason.partition(" elements")[0] for reason in found] == [
         "hidden=33: rows of hidden", "intermediate=20: rows of intermediate",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_softmax_rounds_once_to_bfloat16_along_every_dimension(catalog: Catalog, dim: int) -> None:
+    op, native = catalog.op("softmax"), catalog.implementation("softmax", "torch.native")
+    x = torch.randn(37, 2000, generator=torch.Generator().manual_seed(1)).bfloat16()
+    values = op.bind((x, dim), {})
+    arguments = op.arguments(values)
+    problem = op.pose(arguments)
+    reference = reference64(op, values)
+    found = build(op, Candidate(native, {}), problem, arguments, CPU)(*values)
+    judged = compare(op, problem, found, reference, own_error(op, problem, values, reference), values)
+    assert judged.ok, judged.message
