@@ -71,7 +71,7 @@ class Referred:
         self, column: Any, query: Select[Any], numbers: Iterable[int], identity: Callable[..., Any]
     ) -> Mapping[int, Any]:
         known = self._known.setdefault(column, {})
-        wanted = {number for number in numbers if isinstance(number, int)}  # SQLite holds anything in any column
+        wanted = {number for number in set(numbers) if isinstance(number, int)}  # SQLite holds anything in any column
         if wanted <= known.keys():
             return known
         if len(known) > _MOST_KNOWN:

@@ -70,9 +70,10 @@ def searches_of(session: Session, op: str | None) -> Iterator[Search]:
 
 def _figures(told: TrialFigures) -> TrialFigures:
     """``told``. Raises TypeError or InvalidRecordError where another type's value stands in a column."""
-    finite_or_none(told.median_us, "trial.median_us")
-    if not all(isinstance(text, str) for text in (told.status, told.message, told.resources or "")):
-        raise TypeError(f"a trial has the status {told.status!r:.40}, expected text")
+    _, status, _, us, message, resources = told
+    finite_or_none(us, "trial.median_us")
+    if not (isinstance(status, str) and isinstance(message, str) and isinstance(resources or "", str)):
+        raise TypeError(f"a trial has the status {status!r:.40}, expected text")
     return told
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice, permutations
 from typing import Any
-
-from tuning_db import Decision
 
 from .facts import ProblemFacts, Section, Timed
 from .figures import geometric_mean, tied_with
 from .formats import plain
-from .tally import Best, ValueFigures
+from .tally import Best, ParameterValue, ValueFigures
 
 MOST_CONFIGS = 120
 """Rows of a page's table of configurations."""
@@ -84,96 +83,150 @@ class KernelPage:
 
 def kernels(section: Section, anchor: str) -> list[KernelPage]:
     """The pages of a section's implementations, in alphabetical order; their anchors begin with ``anchor``."""
-    return [_kernel(section, name, f"{anchor}-k{number}") for number, name in enumerate(section.implementations)]
+    tried, meetings = _tried(section), _meetings(section)
+    return [
+        _kernel(section, name, f"{anchor}-k{number}", tried[name], meetings[name])
+        for number, name in enumerate(section.implementations)
+    ]
 
 
-def _kernel(section: Section, name: str, anchor: str) -> KernelPage:
-    outcomes: Counter[str] = Counter()
-    for facts in section.problems:
-        outcomes.update({status: count for (of, status), count in facts.search.outcomes.items() if of == name})
-    times = [_time(name, facts) for facts in section.problems if name in facts.timed]
-    configs = [
+def _kernel(section: Section, name: str, anchor: str, tried: _Tried, meetings: Sequence[Meeting]) -> KernelPage:
+    times = [_time(name, facts, tried) for facts in section.problems if name in facts.timed]
+    configs = (
         (facts, best, best.us / facts.search.fastest[name][0].us)
         for facts in section.problems
         for best in facts.search.fastest.get(name, ())
-    ]
-    meetings = [_meeting(name, other, section.decided) for other in section.implementations if other != name]
+    )
     return KernelPage(
         anchor,
         name,
-        sorted(_fingerprints(name, section.problems)),
+        sorted(tried.fingerprints),
         sum(time.won for time in times),
         times,
-        sorted((one for one in meetings if one is not None), key=lambda one: -one.ratio),
+        meetings,
         _settings(name, section.problems),
-        configs[:MOST_CONFIGS],
-        dict(outcomes),
+        list(islice(configs, MOST_CONFIGS)),
+        dict(tried.outcomes),
         any(time.timed.resources for time in times),
     )
 
 
-def _time(name: str, facts: ProblemFacts) -> KernelTime:
+def _time(name: str, facts: ProblemFacts, tried: _Tried) -> KernelTime:
     won = facts.decision is not None and facts.decision.candidate.implementation == name
-    trials = sum(count for (of, _), count in facts.search.outcomes.items() if of == name)
-    return KernelTime(facts, facts.timed[name], facts.speedup(name), won, trials)
+    return KernelTime(facts, facts.timed[name], facts.speedup(name), won, tried.trials[facts.problem.key])
 
 
-def _fingerprints(name: str, problems: Iterable[ProblemFacts]) -> set[str]:
-    """Fingerprints of the implementation's source, as the winners and the searches name it."""
-    found = {print_ for facts in problems for of, print_ in facts.search.sources if of == name}
-    decisions: Iterable[Decision] = (facts.decision for facts in problems if facts.decision is not None)
-    return found | {one.candidate.fingerprint for one in decisions if one.candidate.implementation == name}
+@dataclass(frozen=True)
+class _Tried:
+    """An implementation's trials: by status, by problem, and the fingerprints of what was tried or won."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    trials: Counter[str] = field(default_factory=Counter)
+    fingerprints: set[str] = field(default_factory=set)
 
 
-def _meeting(name: str, other: str, decided: Sequence[ProblemFacts]) -> Meeting | None:
-    """How the implementation fares against another; None where the finals never timed both."""
-    counts: Counter[str] = Counter()
-    ratios: list[tuple[float, ProblemFacts]] = []
-    for facts in decided:
-        mine, others = facts.speedup(name), facts.speedup(other)
-        if mine and others and facts.decision is not None and not facts.decision.is_noise:
+def _tried(section: Section) -> Mapping[str, _Tried]:
+    """Each implementation's trials, counted in one pass over the problems: there may be thousands of these."""
+    found = {name: _Tried() for name in section.implementations}
+    for facts in section.problems:
+        for (name, status), count in facts.search.outcomes.items():
+            found[name].outcomes[status] += count
+            found[name].trials[facts.problem.key] += count
+        for name, fingerprint in facts.search.sources:
+            found[name].fingerprints.add(fingerprint)
+        if facts.decision is not None:
+            winner = facts.decision.candidate
+            found[winner.implementation].fingerprints.add(winner.fingerprint)
+    return found
+
+
+class _Ratios:
+    """The times of one implementation over those of another."""
+
+    def __init__(self, ratio: float, facts: ProblemFacts) -> None:
+        self.all: list[float] = []
+        self.counts: Counter[str] = Counter()
+        self.most = self.least = (ratio, facts)
+
+    def add(self, ratio: float, facts: ProblemFacts, tied: bool) -> None:
+        self.all.append(ratio)
+        self.counts["tied" if tied else "faster" if ratio > 1 else "slower"] += 1
+        if ratio > self.most[0]:
+            self.most = ratio, facts
+        if ratio < self.least[0]:
+            self.least = ratio, facts
+
+
+def _meetings(section: Section) -> Mapping[str, Sequence[Meeting]]:
+    """How each implementation fares against those that the finals timed beside it, the largest ratio first."""
+    met: dict[tuple[str, str], _Ratios] = {}
+    for facts in section.decided:
+        if facts.decision is None or facts.decision.is_noise:
+            continue
+        tied = _Ties(facts)
+        times = {**facts.baselines, facts.decision.candidate.implementation: 1.0}
+        for (name, mine), (other, others) in permutations(times.items(), 2):
             ratio = others / mine
-            ratios.append((ratio, facts))
-            counts["tied" if _is_tied(facts, name, other, ratio) else "faster" if ratio > 1 else "slower"] += 1
-    if not ratios:
-        return None
-    mean = geometric_mean(ratio for ratio, _ in ratios)
+            pair = met.get((name, other))
+            if pair is None:
+                pair = met[name, other] = _Ratios(ratio, facts)
+            pair.add(ratio, facts, tied.are(name, other, ratio))
+    names = section.implementations
+    return {
+        name: sorted(
+            (_meeting(other, met[name, other]) for other in names if (name, other) in met), key=lambda one: -one.ratio
+        )
+        for name in names
+    }
+
+
+def _meeting(other: str, ratios: _Ratios) -> Meeting:
+    counts, mean = ratios.counts, geometric_mean(ratios.all)
     assert mean is not None
-    ends = [chosen(ratios, key=lambda entry: entry[0]) for chosen in (max, min)]
-    return Meeting(other, counts["faster"], counts["tied"], counts["slower"], mean, *ends)
+    return Meeting(other, counts["faster"], counts["tied"], counts["slower"], mean, ratios.most, ratios.least)
 
 
-def _is_tied(facts: ProblemFacts, name: str, other: str, ratio: float) -> bool:
-    """Whether the noise of the finals hides the difference, or the decision says so of its winner and the other."""
-    decision = facts.decision
-    assert decision is not None
-    hidden = abs(math.log(ratio)) <= math.log1p(max(decision.aa or 0.0, 0.0))
-    winner = decision.candidate.implementation
-    return hidden or (winner in {name, other} and {name, other} <= {winner, *tied_with(facts)})
+class _Ties:
+    """Whether the noise of a problem's finals hides a difference, or the decision says so of its winner and another."""
+
+    def __init__(self, facts: ProblemFacts) -> None:
+        decision = facts.decision
+        assert decision is not None
+        self._hidden = math.log1p(max(decision.aa or 0.0, 0.0))
+        self._winner = decision.candidate.implementation
+        self._tied = {self._winner, *tied_with(facts)}
+
+    def are(self, name: str, other: str, ratio: float) -> bool:
+        named = self._winner in {name, other} and name in self._tied and other in self._tied
+        return named or abs(math.log(ratio)) <= self._hidden
 
 
 def _settings(name: str, problems: Iterable[ProblemFacts]) -> list[SettingFigures]:
     """Each value of each parameter; parameters of which only one value was tried are left out."""
-    tried: dict[tuple[str, Any], list[ValueFigures]] = defaultdict(list)
-    ratios: dict[tuple[str, Any], list[float]] = defaultdict(list)
+    tried: dict[ParameterValue, ValueFigures] = {}
+    ratios: dict[ParameterValue, list[float]] = {}
     for facts in problems:
-        best = facts.search.best.get(name)
+        best = facts.search.best_us(name)
         for place, one in facts.search.settings.get(name, {}).items():
-            tried[place].append(one)
+            total = tried.get(place)
+            if total is None:
+                total, ratios[place] = tried.setdefault(place, ValueFigures()), []
+            total.trials += one.trials
+            total.right += one.right
             if best is not None and one.us < math.inf:
-                ratios[place].append(one.us / best.us)
+                ratios[place].append(one.us / best)
     values = Counter(parameter for parameter, _ in tried)
-    found = [
+    return [
         SettingFigures(
             parameter,
             plain(value),
-            sum(one.trials for one in all_),
-            sum(one.right for one in all_),
+            total.trials,
+            total.right,
             statistics.median(ratios[parameter, value]) if ratios[parameter, value] else None,
         )
-        for (parameter, value), all_ in sorted(tried.items(), key=_order)
+        for (parameter, value), total in sorted(tried.items(), key=_order)
+        if values[parameter] > 1
     ]
-    return [one for one in found if values[one.parameter] > 1]
 
 
 def _order(entry: tuple[tuple[str, Any], object]) -> tuple[str, bool, float, str]:

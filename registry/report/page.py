@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from tuning_db.snapshot import LEARNT
 
 from . import charts, figures, formats, intervals
 from .charts import Chart
-from .facts import TORCH, Facts, Section
+from .facts import TORCH, Facts, ProblemFacts, Section
 from .kernels import MOST_CONFIGS, KernelPage, kernels
 from .leaderboard import LeaderboardRow, leaderboard
 from .roofline import roofline
@@ -54,7 +54,7 @@ _FIXED = {TORCH: 0, figures.COMPILED: 1}
 
 @dataclass(frozen=True)
 class PageSection:
-    """One section as the template shows it."""
+    """One section as the templates show it. ``cells`` are the dimensions of each problem, by its key."""
 
     anchor: str
     section: Section
@@ -70,6 +70,7 @@ class PageSection:
     roofline: Chart | None
     standings: list[LeaderboardRow]
     kernels: Mapping[str, KernelPage]
+    cells: Mapping[str, str]
 
 
 def render(
@@ -81,20 +82,29 @@ def render(
 ) -> str:
     """The report. ``sources`` are those of the implementations that are installed, by op and name, if asked for."""
     taken: dict[str, int] = {}
-    parts = [_part(f"s{number}", section, _colors(section, taken)) for number, section in enumerate(facts.sections)]
-    template = environment().get_template("report.html.j2")
-    return template.render(
+    engine = environment()
+    dims: Any = getattr(engine.get_template("cells.html.j2").module, "dims")  # noqa: B009  a macro
+    parts = [
+        _part(f"s{number}", section, _colors(section, taken), dims) for number, section in enumerate(facts.sections)
+    ]
+    section, kernel = engine.get_template("section.html.j2"), engine.get_template("kernel.html.j2")
+    shown = [(part, page) for part in parts for page in part.kernels.values()]
+    # pages by themselves: as parts of one template, each of their pieces passes through all that include them
+    return engine.get_template("report.html.j2").render(
         facts=facts,
         parts=parts,
+        sections=(section.render(part=part, sources=sources) for part in parts),
+        kernels=(kernel.render(part=part, k=page, sources=sources) for part, page in shown),
         noise=[part for part in parts if part.overview.noise is not None],
         identities=_identities(facts),
-        sources=sources,
         version=version,
         created=created,
     )
 
 
-def _part(anchor: str, section: Section, colors: Mapping[str, int]) -> PageSection:
+def _part(
+    anchor: str, section: Section, colors: Mapping[str, int], dims: Callable[[Section, ProblemFacts], str]
+) -> PageSection:
     drawn, too_few = charts.time_charts(section)
     found = figures.descents(section)
     return PageSection(
@@ -112,6 +122,7 @@ def _part(anchor: str, section: Section, colors: Mapping[str, int]) -> PageSecti
         roofline(section),
         leaderboard(section),
         {kernel.implementation: kernel for kernel in kernels(section, anchor)},
+        {facts.problem.key: dims(section, facts) for facts in section.problems},
     )
 
 

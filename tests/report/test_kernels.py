@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from registry.report.facts import Section, read
+from registry.report.facts import ProblemFacts, Section, read
 from registry.report.kernels import KernelPage, SettingFigures, kernels
 from registry.report.leaderboard import leaderboard
 from registry.report.tally import FASTEST, tally
@@ -70,6 +72,29 @@ def test_what_noise_hides_or_the_decision_calls_a_tie_is_tied(tmp_path: Path) ->
     assert (row.faster, row.tied, row.slower) == (1, 1, 0)
 
 
+def test_pages_look_at_each_time_once_however_many_implementations_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"acme.kernel{number}" for number in range(12)]
+    with Store.open(tmp_path / "a.db") as store:
+        run = store.start_run(H200)
+        for rows in (1, 2, 4):
+            baselines = {name: 1.0 + place for place, name in enumerate(names[1:], 1)}
+            store.publish(run, decision(softmax(rows), CandidateKey(names[0], "f"), 4.0, baselines=baselines))
+    section, speedup, asked = section_of(tmp_path / "a.db"), ProblemFacts.speedup, []
+
+    def counted(facts: ProblemFacts, implementation: str) -> float | None:
+        asked.append(implementation)
+        return speedup(facts, implementation)
+
+    monkeypatch.setattr(ProblemFacts, "speedup", counted)
+    pages = kernels(section, "s0")
+    assert len(asked) <= len(names) * 3
+    last = next(one for one in pages if one.implementation == names[9])
+    assert [meeting.other for meeting in last.meetings] == [*reversed(names[10:]), *reversed(names[:9])]
+    assert {(one.faster, one.slower) for one in last.meetings} == {(3, 0), (0, 3)}
+
+
 def test_a_page_tells_registers_and_spills_of_what_was_timed(tmp_path: Path) -> None:
     tile = page(section_of(fill_measured(tmp_path / "a.db")), "triton.tile")
     assert tile.resources
@@ -104,6 +129,21 @@ def test_a_tally_keeps_the_fastest_configurations_once_each() -> None:
     assert len(found.fastest["a"]) == FASTEST
     assert found.best["a"].config == {"n": 5}
     assert (found.settings["a"]["n", 99].right, found.settings["a"]["n", 5].trials) == (0, 2)
+
+
+def test_a_tally_holds_figures_and_no_trials() -> None:
+    def held(times: int) -> int:
+        trials = (attempt(number % 20, 1.0 + number, resources='{"registers": 32}') for number in range(20 * times))
+        tracemalloc.start()
+        found = tally(trials)
+        gc.collect()  # frees what Python keeps for objects to come
+        size = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert found.trials == 20 * times
+        return size
+
+    held(1)  # what is made once
+    assert held(50) < 2 * held(1)
 
 
 @pytest.mark.parametrize("text", [None, "null", "5", "[]", '{"registers": "many", "threads": true}'])

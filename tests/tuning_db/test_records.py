@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import create_engine, text
 
 from tuning_db import CandidateKey, Environment, Final, InvalidRecordError, ProblemKey, Trial
 from tuning_db.keys import canonical_json, digest, plain
+from tuning_db.models import Instant
 
 VALUES = st.one_of(
     st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False), st.text()
@@ -93,3 +95,26 @@ def test_numpy_numbers_become_plain_ones(make: Any) -> None:
     assert {type(value) for value in (*trial.samples, trial.median_us)} == {float}
     with pytest.raises(InvalidRecordError, match=r"numpy\.int64"):
         make.problem(rows=numpy.int64(4))
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        ("2026-01-02 03:04:05.000006", datetime(2026, 1, 2, 3, 4, 5, 6, UTC)),
+        ("2026-01-02T03:04:05", datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)),
+        ("2026-01-02 03:04:05+02:00", datetime(2026, 1, 2, 1, 4, 5, tzinfo=UTC)),
+        ("2026-01-02 03:04:05Z", datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)),
+        ("2026-13-02 03:04:05", None),
+        ("never", None),
+        ("", None),
+        (5, None),
+        (b"2026-01-02 03:04:05", None),
+        (None, None),
+    ],
+)
+def test_what_a_file_holds_is_an_instant_in_utc_or_none(stored: object, expected: datetime | None) -> None:
+    query = text("SELECT :stored AS created").columns(created=Instant)
+    with create_engine("sqlite://").connect() as connection:
+        found = connection.execute(query, {"stored": stored}).scalar()
+    assert found == expected
+    assert found is None or found.tzinfo is UTC

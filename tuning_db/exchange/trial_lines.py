@@ -91,12 +91,16 @@ def finals_texts(session: Session, decision_uids: Collection[str], texts: Referr
     rows = session.connection().execute(query).all()
     known = texts.candidates({row[1] for row in rows if row[1] is not None})
     found: dict[str, list[str]] = {}
+    roles: dict[str, str] = {}
 
     def made(row: Any) -> tuple[str, str]:
         uid, candidate, role, block, round_, position, us = row
+        if not type(block) is type(round_) is type(position) is int:
+            raise TypeError(f"a final has the place {(block, round_, position)!r:.80}, expected numbers")
+        named = roles.get(role) or roles.setdefault(role, quoted(role))
         return uid, (
-            f'{{"block":{block:d},"candidate":{"null" if candidate is None else known[candidate]},'
-            f'"position":{position:d},"role":{quoted(role)},"round":{round_:d},"us":{_number(us)}}}'
+            f'{{"block":{block},"candidate":{"null" if candidate is None else known[candidate]},'
+            f'"position":{position},"role":{named},"round":{round_},"us":{_number(us)}}}'
         )
 
     for uid, text in readable(session, "final", rows, made):
@@ -105,6 +109,8 @@ def finals_texts(session: Session, decision_uids: Collection[str], texts: Referr
 
 
 def _number(us: float | None) -> str:
+    if type(us) is float and -math.inf < us < math.inf:
+        return repr(us)
     if us is None:
         return "null"
     if not math.isfinite(us):
