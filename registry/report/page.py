@@ -15,6 +15,7 @@ from tuning_db import StoredRun
 from tuning_db.considered import IMPLEMENTATIONS
 from tuning_db.snapshot import LEARNT
 
+from ..untrusted.visible import visible
 from . import charts, figures, formats, intervals
 from .charts import Chart
 from .facts import TORCH, Facts, Section
@@ -82,8 +83,8 @@ def render(
     """The report. ``sources`` are those of the implementations that are installed, by op and name, if asked for."""
     taken: dict[str, int] = {}
     parts = [_part(f"s{number}", section, _colors(section, taken)) for number, section in enumerate(facts.sections)]
-    template = environment().get_template("report.html.j2")
-    return template.render(
+    return rendered(
+        "report.html.j2",
         facts=facts,
         parts=parts,
         noise=[part for part in parts if part.overview.noise is not None],
@@ -148,6 +149,11 @@ def _run_details(run: StoredRun) -> list[tuple[str, Any]]:
     """A run's details and summary, without its seconds, which follow from start and end, and what programs read."""
     stored = {**run.details, **run.summary}
     return [(name.replace("_", " "), value) for name, value in stored.items() if name not in _FOR_PROGRAMS]
+
+
+def rendered(template: str, **values: Any) -> str:
+    """The page that a template makes of values, such as names in a database: a terminal may show it, too."""
+    return visible(environment().get_template(template).render(**values))
 
 
 def environment() -> jinja2.Environment:
