@@ -71,6 +71,9 @@ def exact_items(values: Mapping[str, Any]) -> Hashable:
     return *values, *given, *kinds
 
 
+LARGEST_SIZE = 2**48
+"""The largest size of a tensor that a problem may have: so many bytes are what a CPU can address."""
+
 _SCALARS = frozenset({int, float, str, bool})
 
 
@@ -196,9 +199,14 @@ def check_integer(op: str, name: str, given: object) -> None:
 
 
 def check_positive(op: str, name: str, given: object) -> None:
-    """Raise InvalidArgumentError unless ``given`` is an integer of at least 1."""
+    """Raise InvalidArgumentError unless ``given`` is an integer of at least 1, and not beyond any tensor's size."""
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise InvalidArgumentError(f"{op}: {name} must be a positive integer, got {given!r:.80}")
+    if given > LARGEST_SIZE:
+        shown = given if given < 2**64 else f"a number of {given.bit_length()} bits"
+        raise InvalidArgumentError(
+            f"{op}: {name} is {shown}, and no machine holds so many elements", hint=f"expected at most {LARGEST_SIZE}"
+        )
 
 
 def check_choices(op: str, name: str, values: Any) -> None:

@@ -1,7 +1,7 @@
 """rms_norm over the last dimension.
 
-It takes float32, float16, bfloat16 and float64, and a float32 weight with a half x. A float8 result needs a scale,
-which the schema does not have.
+It takes float32, float16, bfloat16 and float64, and a float32 weight with a half x. ``forms`` converts a narrower
+weight of another dtype. A float8 result needs a scale, which the schema does not have.
 """
 
 from __future__ import annotations

@@ -6,6 +6,22 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from ..errors import InvalidArgumentError
+from ..problem import Problem
+
+MOST_PARTS = 2**17
+"""The most experts or sequences of a problem: the host makes lists of them, and models have a hundredth of it."""
+
+
+def check_number_of(problem: Problem, name: str) -> None:
+    """Raise InvalidArgumentError for more parts, the dimension ``name``, than a list on the host is made of."""
+    parts = int(problem.dims[name])
+    if parts > MOST_PARTS:
+        raise InvalidArgumentError(
+            f"{problem.op}: {name} is {parts}, and the host makes a list of them",
+            hint=f"expected at most {MOST_PARTS}",
+        )
+
 
 def spans(offsets: torch.Tensor, rows: int) -> list[tuple[int, int]]:
     """First row and end of each part, clamped to 0 to ``rows``, after reading the offsets to the host.

@@ -13,7 +13,7 @@ from .comparison import CHANGE_KINDS, ChangeKind, WinnerChange, WinnersCompariso
 from .figures import geometric_mean
 from .formats import ratio
 from .intervals import Drawn
-from .page import environment
+from .page import rendered
 from .scales import LogScale
 
 _NARROWEST = (0.9, 1.1)
@@ -53,22 +53,19 @@ def render_comparison(done: WinnersComparison, before: str, after: str, *, versi
     ordered = sorted(done.changes, key=lambda change: (CHANGE_KINDS.index(change.kind), -(change.ratio or 0.0)))
     counts: Counter[ChangeKind] = Counter(change.kind for change in ordered)
     scale = _scale(ordered)
-    return (
-        environment()
-        .get_template("compare.html.j2")
-        .render(
-            verdict=_verdict(counts),
-            rows=[ChangeRow(change, _drawn(change, scale)) for change in ordered],
-            ops=_by_op(ordered),
-            kinds=CHANGE_KINDS,
-            counts={kind: counts[kind] for kind in CHANGE_KINDS if counts[kind]},
-            only_before=done.only_before,
-            only_after=done.only_after,
-            before=before,
-            after=after,
-            version=version,
-            created=created,
-        )
+    return rendered(
+        "compare.html.j2",
+        verdict=_verdict(counts),
+        rows=[ChangeRow(change, _drawn(change, scale)) for change in ordered],
+        ops=_by_op(ordered),
+        kinds=CHANGE_KINDS,
+        counts={kind: counts[kind] for kind in CHANGE_KINDS if counts[kind]},
+        only_before=done.only_before,
+        only_after=done.only_after,
+        before=before,
+        after=after,
+        version=version,
+        created=created,
     )
 
 

@@ -15,6 +15,7 @@ from tuning_db import StoredRun
 from tuning_db.considered import IMPLEMENTATIONS
 from tuning_db.snapshot import LEARNT
 
+from ..untrusted.visible import visible
 from . import charts, figures, formats, intervals
 from .charts import Chart
 from .facts import TORCH, Facts, ProblemFacts, Section
@@ -90,7 +91,7 @@ def render(
     section, kernel = engine.get_template("section.html.j2"), engine.get_template("kernel.html.j2")
     shown = [(part, page) for part in parts for page in part.kernels.values()]
     # pages by themselves: as parts of one template, each of their pieces passes through all that include them
-    return engine.get_template("report.html.j2").render(
+    page = engine.get_template("report.html.j2").render(
         facts=facts,
         parts=parts,
         sections=(section.render(part=part, sources=sources) for part in parts),
@@ -100,6 +101,7 @@ def render(
         version=version,
         created=created,
     )
+    return visible(page)
 
 
 def _part(
@@ -159,6 +161,11 @@ def _run_details(run: StoredRun) -> list[tuple[str, Any]]:
     """A run's details and summary, without its seconds, which follow from start and end, and what programs read."""
     stored = {**run.details, **run.summary}
     return [(name.replace("_", " "), value) for name, value in stored.items() if name not in _FOR_PROGRAMS]
+
+
+def rendered(template: str, **values: Any) -> str:
+    """The page that a template makes of values, such as names in a database: a terminal may show it, too."""
+    return visible(environment().get_template(template).render(**values))
 
 
 def environment() -> jinja2.Environment:

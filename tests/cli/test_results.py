@@ -198,7 +198,7 @@ def test_a_status_that_cannot_be_is_refused(
     assert message in told.err
 
 
-HOSTILE = "\x1b[2J\x1b]0;mine\x07\r\u202e\x9b31m"
+HOSTILE = "\x1b[2J\x1b]0;mine\x07\r\u202e\x9b31m\x7f"
 
 
 def test_names_and_messages_of_others_do_not_steer_the_terminal(command: Command, tmp_path: Path) -> None:
@@ -217,6 +217,7 @@ def test_names_and_messages_of_others_do_not_steer_the_terminal(command: Command
         ["results", "--op", HOSTILE], ["export", "--hardware", HOSTILE + "x", tmp_path / "out.jsonl"],
         ["explain", "square", "n=8", "dtype=float32"], ["explain", HOSTILE], ["explain", "square", f"n={HOSTILE}"],
         ["report", "--out", tmp_path / HOSTILE / "report.html"], ["report", "--out", tmp_path / f"{HOSTILE}.html"],
+        ["report", "--out", "-"], ["compare", path, path, "--all"], ["compare", path, path, "--all", "--json"],
         ["export", "-"], ["import", tmp_path / HOSTILE], ["ops", "--plugin", tmp_path / HOSTILE],
     ):  # fmt: skip
         told = (
@@ -224,7 +225,8 @@ def test_names_and_messages_of_others_do_not_steer_the_terminal(command: Command
         )
         written = told.out + told.err
         assert written, arguments
-        assert not set(HOSTILE) & set("\x1b\x07\r\u202e\x9b") & set(written), (arguments, written)
+        assert not set("\x1b\x07\r\u202e\x9b\x7f") & set(written), (arguments, written)
+        assert "--json" not in arguments or json.loads(told.out), arguments
 
 
 def test_a_database_without_winners_says_where_its_trials_are(command: Command, tmp_path: Path) -> None:

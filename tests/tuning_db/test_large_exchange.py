@@ -113,7 +113,7 @@ def test_names_of_fields_inside_values_are_not_taken_for_fields(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = {"samples": [1.5], "uid": "a", "problem": {"dims": 1}, "finals": [{"block": 0}], "details": {"created": 1}}
-    candidate = CandidateKey("acme.row", "f", {"censored": False, "created": "x", **odd})
+    candidate = CandidateKey("acme.row", "f", {"censored": False, "created": "x", **dict.fromkeys(odd, '{"dims":{}}')})
     message = '","problem":{"dims":{}},"uid":"b"}},"finals":[{"block":0'
     fields = {"candidate": candidate, "protocol": Protocol("cold", odd), "message": message, "details": odd}
     trials = [replace(a_trial(number), **fields) for number in range(3)]  # type: ignore[arg-type]

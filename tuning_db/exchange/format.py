@@ -16,6 +16,7 @@ from typing import IO, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..errors import ExchangeError
+from ..identities import Environment, ProblemKey
 from ..keys import canonical_json
 from ..records import Decision, Final, PlainTrial, StoredRun, Trial
 from .quick_lines import KnownIdentities
@@ -141,6 +142,7 @@ def _faults(content: Written) -> Iterator[str]:
         case RunLine(run=run):
             yield from _text_faults({"run.uid": (run.uid, 64)})
             yield from _time_faults({"run.started": run.started, "run.ended": run.ended})
+            yield from _environment_faults("run", run.environment)
         case TrialLine(trial=trial):
             yield from _measured_faults("trial", trial)
             yield from _text_faults({"run": (content.run, 64), "trial.status": (trial.status, 64)})
@@ -163,11 +165,43 @@ def _measured_faults(name: str, record: Trial | Decision) -> Iterator[str]:
     }
     yield from _text_faults(texts)
     yield from _text_faults({f"{name}.candidate.fingerprint": (candidate.fingerprint, 255)}, empty=True)
-    for dim, value in problem.dims.items():
-        if dim not in problem.static and not isinstance(value, int | float):
-            yield f"{name}.problem.dims[{dim!r}] is {value!r:.80}, expected a number: it is not in static"
+    yield from _dimension_faults(f"{name}.problem.dims", problem)
+    yield from _config_faults(f"{name}.candidate.config", candidate.config)
+    yield from _environment_faults(name, record.environment)
     yield from _figure_faults({f"{name}.median_us": record.median_us})
     yield from _time_faults({f"{name}.created": record.created})
+
+
+def _dimension_faults(where: str, problem: ProblemKey) -> Iterator[str]:
+    """Faults of dimensions: a number of an op in the box is a size; a stranger's op may have other integers."""
+    of_stranger = "::" in problem.op
+    for dim, value in problem.dims.items():
+        if dim not in problem.static and not isinstance(value, int | float):
+            yield f"{where}[{dim!r}] is {value!r:.80}, expected a number: it is not in static"
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and float(value) < 1 and not of_stranger:
+            yield f"{where}[{dim!r}] is {value!r:.80}, expected a size of at least 1"
+
+
+def _environment_faults(name: str, environment: Environment) -> Iterator[str]:
+    """Faults of what every device has; a version may tell of others, in any form."""
+    hardware = environment.hardware
+    for part in ("multiprocessors", "memory_bytes"):
+        value = hardware.get(part, 1)
+        if type(value) is not int or value < 1:
+            yield f"{name}.environment.hardware[{part!r}] is {value!r:.80}, expected an integer of at least 1"
+    for part in ("type", "name", "architecture"):
+        if not isinstance(value := hardware.get(part, ""), str):
+            yield f"{name}.environment.hardware[{part!r}] is {value!r:.80}, expected text"
+    for part, version in environment.software.items():
+        if not isinstance(version, int | float | str):
+            yield f"{name}.environment.software[{part!r:.80}] is {version!r:.80}, expected text"
+
+
+def _config_faults(where: str, config: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in config.items():
+        if not isinstance(value, int | float | str):
+            yield f"{where}[{name!r:.80}] is {value!r:.80}, expected a number, text or boolean"
 
 
 def _decision_faults(decision: Decision, finals: Iterable[Final]) -> Iterator[str]:
@@ -181,6 +215,8 @@ def _decision_faults(decision: Decision, finals: Iterable[Final]) -> Iterator[st
     links = {"decision.trial_uid": decision.trial_uid, "decision.previous": decision.previous}
     yield from _text_faults({name: (uid, 64) for name, uid in links.items() if uid is not None})
     for final in finals:
+        if final.candidate is not None:
+            yield from _config_faults("finals.candidate.config", final.candidate.config)
         for name in ("block", "round", "position"):
             if not 0 <= getattr(final, name) < 2**31:
                 yield f"finals.{name} is {getattr(final, name)!r:.80}, expected 0 to {2**31 - 1}"

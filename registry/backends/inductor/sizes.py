@@ -45,7 +45,7 @@ class _Shared:
 
     def __call__(self, tensors: Sequence[torch.Tensor], *, may_compile: bool) -> Any:
         compiled = self._compiled
-        with self._compiling() if may_compile and self._compilations < _QUIET else torch.no_grad():
+        with self._compiling() if may_compile else torch.no_grad():
             try:
                 return compiled(*tensors)
             except Exception as fault:
@@ -62,7 +62,8 @@ class _Shared:
 
     @contextlib.contextmanager
     def _compiling(self) -> Iterator[None]:
-        with inductor_artifact.PATCHING, inductor_artifact.quiet(), inductor_artifact.own_caches(), torch.no_grad():
+        quiet = inductor_artifact.quiet() if self._compilations < _QUIET else contextlib.nullcontext()
+        with inductor_artifact.PATCHING, quiet, inductor_artifact.own_caches(), torch.no_grad():
             yield
         self._compilations += 1
 

@@ -20,6 +20,7 @@ from ..checks import (
     shape_text,
 )
 from ..quantize_per_token import LARGEST
+from ..segments import check_number_of
 from .cache_checks import cache_room, check_page, check_places, is_size_or_false
 from .decode_inputs import FLOAT8, INT8
 from .logits import ENDLESS
@@ -123,6 +124,7 @@ def _softcap(arguments: Arguments) -> bool:
 def check_decode(problem: Problem) -> None:
     """Raise InvalidArgumentError for dimensions that no call has."""
     positive(problem, "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
+    check_number_of(problem, "batch")
     float_dtype(problem)
     op, span = problem.op, problem.span
     if problem.heads % problem.kv_heads:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 
 from ...problem import Problem
@@ -33,8 +35,18 @@ def keys_read(problem: Problem) -> int:
 
 def pairs_seen(problem: Problem) -> int:
     """Pairs of a query and a key that it sees, of all sequences and one head."""
-    reach = problem.span or problem.kv_len
-    return sum(max(0, min(length - place, reach)) for length in lengths_of(problem) for place in range(problem.q_len))
+    reach, rows = problem.span or problem.kv_len, problem.q_len
+    # the last token sees a sequence's keys up to the whole length, each before it one less
+    lengths = Counter(lengths_of(problem))
+    return sum(
+        count * (_seen_up_to(length, reach) - _seen_up_to(length - rows, reach)) for length, count in lengths.items()
+    )
+
+
+def _seen_up_to(length: int, reach: int) -> int:
+    """The sum of ``min(keys, reach)`` over ``keys`` from 1 to ``length``, 0 for a length below 1."""
+    near = max(0, min(length, reach))
+    return near * (near + 1) // 2 + max(0, length - near) * near
 
 
 def draw_lengths(problem: Problem, generator: torch.Generator) -> torch.Tensor:

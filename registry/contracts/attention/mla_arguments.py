@@ -13,6 +13,7 @@ from ...problem import Arguments, Problem, Value, dtype_name
 from ...tracing import refuse
 from .. import fills
 from ..checks import float_dtype, float_tensor, positive, same_dtype, shape_text
+from ..segments import check_number_of
 from .cache_checks import cache_room, check_page, check_places
 from .decode_lengths import draw_lengths, draw_short
 from .paging import nan_bits, page_table, paged, wild_beyond
@@ -63,6 +64,7 @@ def mla_problem(arguments: Arguments) -> Mapping[str, Value]:
 def check_mla(problem: Problem) -> None:
     """Raise InvalidArgumentError for dimensions that no call has."""
     positive(problem, "batch", "heads", "kv_len", "kv_lora_rank", "rope_dim")
+    check_number_of(problem, "batch")
     float_dtype(problem)
     check_page(problem)
 

@@ -35,9 +35,8 @@ def drawn_lengths(problem: Problem, generator: torch.Generator, empty: bool = Fa
     """
     order = list(range(problem.sequences))
     random.Random(generator.initial_seed()).shuffle(order)
-    queries, keys = (
-        [packed_lengths(total, problem)[place] for place in order] for total in (problem.total_q, problem.total_k)
-    )
+    falling = (packed_lengths(total, problem) for total in (problem.total_q, problem.total_k))
+    queries, keys = ([lengths[place] for place in order] for lengths in falling)
     if empty and len(order) > 1:
         for place in range(1, len(order), 2):
             queries[place - 1], queries[place] = queries[place - 1] + queries[place], 0

@@ -12,6 +12,7 @@ from ...errors import InvalidArgumentError
 from ...problem import Arguments, Problem, Value, dtype_name
 from .. import fills
 from ..checks import FLOATS, check_values, positive, shape_text
+from ..segments import check_number_of
 from .arguments import CAP, check_scoring, checked_heads, scoring_dims
 from .logits import window_of
 from .packed_lengths import drawn_lengths, offsets_of
@@ -77,6 +78,7 @@ def _sequences(arguments: Arguments) -> int:
 def check_varlen(problem: Problem) -> None:
     """Raise InvalidArgumentError for dimensions that no call has."""
     positive(problem, "sequences", "total_q", "total_k")
+    check_number_of(problem, "sequences")
     check_scoring(problem)
 
 

@@ -13,6 +13,8 @@ from ...errors import InvalidArgumentError
 from ...problem import Arguments, Problem, Value, dtype_name
 from ..checks import FLOATS, check_values, float_dtype, float_tensor, index_tensor, positive, shape_text
 
+_ALONE, _GROUPS = 2**20, 4096
+
 FREQUENCIES = ("skewed", "uniform")
 """Distributions of indices: entry i about 1 / (i + 1) as often as the first, as words of a text; all alike."""
 
@@ -59,11 +61,25 @@ def draw_indices(problem: Problem, generator: torch.Generator) -> torch.Tensor:
 @lru_cache(maxsize=256)
 def rows_met(rows: int, vocabulary: int, frequency: str) -> int:
     """The expected number of different rows of the weight that so many indices name."""
-    shares = np.full(vocabulary, 1.0 / vocabulary)
-    if frequency == "skewed":
-        shares = np.diff(np.log(np.arange(1.0, vocabulary + 2.0))) / np.log(vocabulary + 1.0)
-    missed = np.power(1.0 - shares, rows)
-    return max(1, round(float(np.sum(1.0 - missed))))
+    if frequency == "uniform":
+        counts, shares = np.array([float(vocabulary)]), np.array([1.0 / vocabulary])
+    else:
+        bounds = _bounds(vocabulary)
+        counts = np.diff(bounds)
+        shares = np.diff(np.log(bounds)) / np.log(vocabulary + 1.0) / counts
+    with np.errstate(divide="ignore"):  # an only row is missed by no index
+        met = -np.expm1(float(rows) * np.log1p(-shares))
+    return max(1, round(float(np.sum(counts * met))))
+
+
+def _bounds(vocabulary: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Bounds of groups of rows, from 1 to one more than there are: each row by itself, but for those far behind.
+
+    Of these neighbours are met nearly equally often.
+    """
+    alone = min(vocabulary, _ALONE)
+    behind = np.geomspace(alone + 1.0, vocabulary + 1.0, _GROUPS)[1:] if vocabulary > alone else np.empty(0)
+    return np.concatenate([np.arange(1.0, alone + 2.0), behind])
 
 
 def embedding_examples() -> tuple[dict[str, Value], ...]:

@@ -10,7 +10,7 @@ import torch
 
 from ...contract import CanonicalCall
 from ...tracing import refuse
-from ..checks import shape_text
+from ..checks import WIDE, shape_text
 
 _MORE = ("normalized_shape", "offset")
 
@@ -24,10 +24,11 @@ def rms_norm_forms(given: dict[str, Any]) -> CanonicalCall | None:
     """rms_norm without a weight, with ``offset`` (``x / rms * (offset + weight)``), or over several dimensions.
 
     The normalised dimensions are the weight's, or ``normalized_shape``, as in torch. ``offset`` is 1 for Gemma's
-    weights; the sum is in float32. ``eps=None`` is torch's default, ``default_eps``.
+    weights; the sum is in float32. ``eps=None`` is torch's default, ``default_eps``. A weight of another, narrower
+    dtype than x is converted to that of the computation, which changes no value.
     """
-    weight, asked = given.get("weight"), any(name in given for name in _MORE)
-    one = isinstance(weight, torch.Tensor) and weight.dim() < 2
+    weight, asked = _as_computed(given), any(name in given for name in _MORE)
+    one = isinstance(weight, torch.Tensor) and weight.dim() < 2 and weight is given["weight"]
     if one and not asked and given.get("eps", 0.0) is not None:
         return None
     if not isinstance(given.get("x"), torch.Tensor) or not isinstance(weight, torch.Tensor | None):
@@ -44,6 +45,19 @@ def rms_norm_forms(given: dict[str, Any]) -> CanonicalCall | None:
         wide = torch.promote_types(weight.dtype, torch.float32)
         given["weight"] = weight.to(wide) + offset if offset else weight
     return _in_rows(given, shape)
+
+
+def _as_computed(given: dict[str, Any]) -> Any:
+    """The weight of a call, converted if it is narrower than the computation and neither that nor x has its dtype."""
+    x, weight = given.get("x"), given.get("weight")
+    if not isinstance(x, torch.Tensor) or not isinstance(weight, torch.Tensor):
+        return weight
+    if x.dtype == weight.dtype or x.dtype not in WIDE or weight.dtype not in WIDE:
+        return weight
+    wide = torch.promote_types(x.dtype, torch.float32)
+    # torch.compile takes what has been converted to its own dtype for another tensor
+    is_wide = weight.dtype == wide or torch.promote_types(wide, weight.dtype) != wide
+    return weight if is_wide else weight.to(wide)
 
 
 def layer_norm_forms(given: dict[str, Any]) -> CanonicalCall | None:

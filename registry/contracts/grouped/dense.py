@@ -19,7 +19,7 @@ from .. import fills
 from ..checks import FLOATS, float_dtype, float_tensor, positive, same_dtype, shape_text
 from ..linear import sum_scale
 from ..rounding import underflow, units
-from ..segments import spans
+from ..segments import check_number_of, spans
 from .routing import ROUTING, busy_experts, check_offsets, check_offsets_data, draw_offsets, gap, plant_beside
 
 KINDS = ("normal", "outliers", "spike_last", "gaps")
@@ -102,6 +102,7 @@ def _floor(problem: Problem) -> Floor:
 def check(problem: Problem) -> None:
     """Raise InvalidArgumentError for dimensions that no call can have."""
     positive(problem, "m", "n", "k", "experts")
+    check_number_of(problem, "experts")
     float_dtype(problem)
 
 

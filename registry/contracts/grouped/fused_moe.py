@@ -20,6 +20,7 @@ from ...tracing import contents_known
 from .. import fills
 from ..checks import AS_FIRST, FLOATS, float_dtype, float_tensor, index_tensor, positive, same_dtype, shape_text
 from ..rounding import fp32_weight, underflow, units
+from ..segments import check_number_of
 from .expert_ids import busy, check_ids_data, draw_ids, plant_nobody
 from .routing import ROUTING
 
@@ -175,6 +176,7 @@ def _floor(problem: Problem) -> Floor:
 
 def _check(problem: Problem) -> None:
     positive(problem, "tokens", "hidden", "intermediate", "experts", "top_k")
+    check_number_of(problem, "experts")
     float_dtype(problem)
     _check_top_k(problem.op, problem.top_k, problem.experts)
 

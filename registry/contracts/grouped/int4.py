@@ -19,7 +19,7 @@ from ..checks import FLOATS, arguments_by_name, float_dtype, float_tensor, posit
 from ..packed_gemm import packed_scale, weight_bytes
 from ..packed_gemm_inputs import KINDS, Format, packed_inputs
 from ..rounding import underflow, units
-from ..segments import spans
+from ..segments import check_number_of, spans
 from .routing import ROUTING, busy_experts, check_offsets, check_offsets_data, draw_offsets, gap
 
 BITS = 4
@@ -140,6 +140,7 @@ def _stacked(part: torch.Tensor, experts: int) -> torch.Tensor:
 
 def check(problem: Problem) -> None:
     positive(problem, "m", "n", "k", "group_size", "experts")
+    check_number_of(problem, "experts")
     float_dtype(problem, FLOATS)
     check_format(problem.op, BITS, problem.group_size, problem.k, LAYOUT)
     if problem.dtype == "float32" and problem.zeros == "integer":

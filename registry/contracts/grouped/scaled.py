@@ -18,7 +18,7 @@ from ..checks import positive, same_dtype, shape_text
 from ..rounding import underflow, units
 from ..scaled_mm import DTYPES, FEW_ROUNDINGS, OUT_DTYPES, QUANTISE_BOTH, check_length, product_scale
 from ..scaled_mm_inputs import scaled_inputs
-from ..segments import spans
+from ..segments import check_number_of, spans
 from .dense import grouped_sizes
 from .routing import ROUTING, busy_experts, check_offsets, check_offsets_data, draw_offsets, gap
 
@@ -102,6 +102,7 @@ def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[An
 
 def _check(problem: Problem) -> None:
     positive(problem, "m", "n", "k", "experts")
+    check_number_of(problem, "experts")
     check_length(problem.op, problem.dtype, problem.k)
 
 

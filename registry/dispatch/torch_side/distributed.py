@@ -6,23 +6,66 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ...arguments.schema import tensors_in
 from ...contract import Op
-from ...errors import InvalidArgumentError
+from ...errors import InvalidArgumentError, in_a_line
 
 
 def with_weights_replicated(run: Callable[..., Any], op: Op, values: tuple[Any, ...]) -> Callable[..., Any]:
-    """``run`` with plain weights converted to replicated DTensors, if other arguments are DTensors.
+    """``run`` for calls with DTensors, with plain weights converted to replicated ones.
 
-    Raises InvalidArgumentError for any other plain tensor beside DTensors, whose placement is unknown.
+    What torch cannot spread, such as a reference that makes tensors of its own or reads offsets, is run on the local
+    tensors if all are replicated. Raises InvalidArgumentError for a plain tensor beside DTensors that is no weight,
+    since its placement is unknown; so does the function for what can be run in neither way.
     """
     distributed: Any = sys.modules.get("torch.distributed.tensor")  # a program with DTensors has imported it
     if distributed is None:
         return run
     spread = [one for one in tensors_in(values) if isinstance(one, distributed.DTensor)]
-    plain = [one for one in tensors_in(values) if not isinstance(one, distributed.DTensor)]
-    if not spread or not plain:
+    if not spread:
         return run
+    plain = [one for one in tensors_in(values) if not isinstance(one, distributed.DTensor)]
+    _check_weights(op, values, plain)
+    mesh = spread[0].device_mesh
+    everywhere = [distributed.Replicate()] * mesh.ndim
+    is_whole = all(one.device_mesh == mesh and list(one.placements) == everywhere for one in spread)
+
+    def replicated(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(map(replicated, value))
+        if isinstance(value, torch.Tensor) and not isinstance(value, distributed.DTensor):
+            return distributed.DTensor.from_local(value, mesh, everywhere, run_check=False)
+        return value
+
+    def local(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(map(local, value))
+        return value.to_local() if isinstance(value, distributed.DTensor) else value
+
+    def spread_run(*values: Any) -> Any:
+        try:
+            return run(*map(replicated, values))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as fault:  # NotImplementedError is one
+            if not is_whole or op.parsed.mutates:
+                raise _not_spread(op, fault) from fault
+        return replicated(run(*map(local, values)))
+
+    return spread_run
+
+
+def _not_spread(op: Op, fault: RuntimeError) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{op.name}: torch cannot spread it over a mesh: {in_a_line(fault)}",
+        hint="replicate all tensors, x.redistribute(placements=[torch.distributed.tensor.Replicate()]), or call it with"
+        " plain ones: x.full_tensor(), or x.to_local() where each device's part is a call of its own",
+    )
+
+
+def _check_weights(op: Op, values: tuple[Any, ...], plain: list[torch.Tensor]) -> None:
     weights = [name for name in op.parsed.names if name in op.weights]
     given = dict(zip(op.parsed.names, values, strict=True))
     for one in plain:
@@ -33,12 +76,3 @@ def with_weights_replicated(run: Callable[..., Any], op: Op, values: tuple[Any, 
                 hint=f"make it one by torch.distributed.tensor.distribute_tensor({name}, mesh, placements), "
                 "or the others plain by to_local() or full_tensor()",
             )
-    mesh = spread[0].device_mesh
-    everywhere = [distributed.Replicate()] * mesh.ndim
-
-    def made(value: Any) -> Any:
-        if any(value is one for one in plain):
-            return distributed.DTensor.from_local(value, mesh, everywhere, run_check=False)
-        return value
-
-    return lambda *values: run(*map(made, values))

@@ -14,7 +14,7 @@ from ...device import Device
 from ...discovery import answers
 from ...discovery.catalog import Catalog
 from ...dispatch.plans.plan import Candidate
-from ...errors import PluginError, UnknownNameError
+from ...errors import PluginError, RegistryError, UnknownNameError
 from ...implementation import Implementation
 from ...problem import Arguments, Problem, TensorSpec
 from ...space import Config, Space
@@ -172,12 +172,18 @@ def needed_bytes(op: Op, problem: Problem) -> int:
     )
 
 
+_NO_SUCH_TENSOR = (RuntimeError, OverflowError, MemoryError, TypeError, ValueError)
+"""Raised by torch and NumPy for a size that no tensor can have: TypeError where it does not fit into 64 bits."""
+
+
 def _plan_one(problem: Problem, catalog: Catalog, device: Device, wanted: frozenset[str]) -> ProblemPlan:
     op = catalog.op(problem.op)
     try:
         need = needed_bytes(op, problem)
-    except (RuntimeError, OverflowError, MemoryError) as fault:  # raised by torch for a size that no tensor can have
-        first_line = str(fault).partition("\n")[0]
+    except RegistryError:
+        raise
+    except _NO_SUCH_TENSOR as fault:
+        first_line = str(fault).partition("\n")[0] or type(fault).__name__
         return ProblemPlan(problem, op, device, (), skipped=f"no inputs can be made of it: {first_line}")
     if need > _MEMORY_SHARE * device.memory_bytes:
         reason = (

@@ -25,12 +25,21 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 X, ROW, BLOCK = drawn(2, 3, 4), drawn(4), drawn(3, 4)
 CLASSES = torch.tensor([[1, 2, 0, -100], [0, 0, 1, 1]])
 
+
+def rms_in_fp32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """torch's norm of a weight of another dtype, without its warning."""
+    return F.rms_norm(x.float(), (4,), weight.float(), 1e-6).to(x.dtype)
+
+
 # a call, the call of torch that it is equal to, and the tensors that both take
 FORMS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Callable[..., Any]]] = {
     "no weight": ("rms_norm", (X,), {}, lambda x: F.rms_norm(x, (4,), eps=1e-6)),
     "weight is None": ("rms_norm", (X, None), {}, lambda x, _: F.rms_norm(x, (4,), eps=1e-6)),
     "torch's eps": ("rms_norm", (X, ROW, None), {}, lambda x, w, _: F.rms_norm(x, (4,), w)),
     "offset": ("rms_norm", (X, ROW), {"offset": 1.0}, lambda x, w: F.rms_norm(x, (4,), 1 + w, 1e-6)),
+    "a narrower weight": ("rms_norm", (X.float(), ROW.bfloat16()), {}, rms_in_fp32),
+    "a weight of the other half": ("rms_norm", (X.bfloat16(), ROW.half()), {}, rms_in_fp32),
+    "a float32 weight": ("rms_norm", (X, ROW.float()), {}, lambda x, w: F.rms_norm(x, (4,), w.double(), 1e-6)),
     "rms of two dimensions": ("rms_norm", (X, BLOCK), {}, lambda x, w: F.rms_norm(x, (3, 4), w, 1e-6)),
     "all dimensions": ("rms_norm", (X,), {"normalized_shape": (2, 3, 4)}, lambda x: F.rms_norm(x, (2, 3, 4), eps=1e-6)),
     "weight and bias of two": ("layer_norm", (X, BLOCK, BLOCK), {}, lambda x, w, b: F.layer_norm(x, (3, 4), w, b)),
@@ -138,6 +147,7 @@ def test_the_offset_of_a_half_weight_is_added_in_float32() -> None:
         ("rms_norm", (X,), {"normalized_shape": "all"}, "normalized_shape='all'\n  expected sizes"),
         ("rms_norm", (X.long(),), {}, "x is int64, expected float32"),
         ("rms_norm", (X.to(torch.complex64), None, None), {}, "x is complex64, expected float32"),
+        ("rms_norm", (X.float(), ROW), {}, "x is float32 but weight is float64\n  convert one of them, e.g. weight.to"),
         ("layer_norm", (X, BLOCK, ROW), {}, "weight is 3x4 but bias is 4"),
         ("layer_norm", (X,), {"normalized_shape": ()}, "normalized_shape has shape scalar"),
         ("softmax", (X,), {"dtype": "float32"}, "dtype='float32'\n  expected a floating torch.dtype"),
@@ -181,3 +191,16 @@ def test_a_norm_without_an_eps_has_torchs_where_it_decides(dtype: torch.dtype) -
     expected = torch.nn.functional.rms_norm(x, (64,), weight)
     found = registry.call("rms_norm", x, weight, eps=None)
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+@pytest.mark.parametrize("weight", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("x", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_a_norm_of_any_two_dtypes_is_torchs_or_refused_with_the_remedy(x: torch.dtype, weight: torch.dtype) -> None:
+    given = X.to(x), ROW.to(weight)
+    if weight == torch.float64 != x:
+        with pytest.raises(InvalidArgumentError, match=r"e\.g\. weight\.to\(x\.dtype\)"):
+            registry.call("rms_norm", *given)
+        return
+    y = registry.call("rms_norm", *given)
+    torch.testing.assert_close(y, F.rms_norm(given[0], (4,), given[1], 1e-6))

@@ -39,6 +39,29 @@ def work(rank, store):
             assert "is a plain tensor beside a DTensor" in fault.message and "distribute_tensor(" in fault.hint, fault
         else:
             raise AssertionError(f"{op} took a plain tensor beside a DTensor")
+    # packed weights: their reference makes tensors of its own, which torch does not spread
+    packed = registry.quantize(torch.randn(48, 32).bfloat16(), bits=4, group_size=32)
+    halves, everywhere = x.bfloat16().requires_grad_(), [Replicate()]
+    expected = registry.call("gemm_int4", halves, packed)
+    wanted, = torch.autograd.grad(expected.float().square().sum(), halves)
+    replicated = distribute_tensor(halves.detach(), mesh, everywhere).requires_grad_()
+    y = registry.call("gemm_int4", replicated, packed)
+    assert isinstance(y, DTensor) and y.placements == (Replicate(),), y
+    torch.testing.assert_close(y.full_tensor(), expected, rtol=2e-2, atol=2e-2)
+    grad, = torch.autograd.grad(y.full_tensor().float().square().sum(), replicated)
+    assert (grad.full_tensor() - wanted).norm() < 0.02 * wanted.norm()
+    offsets = DTensor.from_local(torch.tensor([0, 2, 6], dtype=torch.int32), mesh, everywhere)
+    experts = torch.randn(2, 8, 32)
+    y = registry.call("grouped_gemm", distribute_tensor(x, mesh, everywhere), experts, offsets)
+    expected = torch.cat([x[:2] @ experts[0].T, x[2:] @ experts[1].T])
+    torch.testing.assert_close(y.full_tensor(), expected)
+    try:
+        registry.call("gemm_int4", distribute_tensor(halves.detach(), mesh, [Shard(0)]), packed)
+    except registry.InvalidArgumentError as fault:
+        assert "gemm_int4: torch cannot spread it over a mesh" in fault.message, fault
+        assert "redistribute(" in fault.hint and "full_tensor()" in fault.hint, fault
+    else:
+        raise AssertionError("gemm_int4 took rows that are spread")
     dist.destroy_process_group()
 
 if __name__ == "__main__":
