@@ -57,8 +57,8 @@ def test_every_reason_is_given() -> None:
     assert many == "20 rows of queries share a head of keys (limit 16)"
     (wide,) = told(head_dim=256)
     assert wide == "4 rows of queries of 256 elements do not fit in registers"
-    (large,) = told(batch=2**25)
-    assert large == "batch=33554432 times 8 heads are more blocks than a grid holds"
+    (large,) = told(batch=2**17, heads=2**14, kv_heads=2**14)
+    assert large == "batch=131072 times 16384 heads are more blocks than a grid holds"
 
 
 def test_strides_that_vectors_do_not_divide_are_refused() -> None:
