@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...artifact import Artifact, Target
 from ...paths import cache_folder
 from . import artifact as inductor_artifact
@@ -53,17 +55,22 @@ def own_caches() -> Iterator[None]:
 def compiled(implementation: InductorImplementation, artifact: Artifact, target: Target) -> Callable[..., Any]:
     """The function of ``InductorImplementation._compiled``; of code that is no file, one that compiles in own folders.
 
-    Such code is compiled when it is called, at the first call or a later one.
+    Such code is compiled when it is called, at the first call or a later one: other calls hold no lock.
     """
     function = _compiled(implementation, artifact, target)
-    if not hasattr(function, "_torchdynamo_orig_callable"):
+    traced = getattr(function, "_torchdynamo_orig_callable", None)
+    if traced is None:
         return function
+    made: Callable[..., Any] = torch.compile(traced, fullgraph=True, dynamic=False, backend=_in_own_folders)
+    return made
 
-    def in_own_folders(*tensors: Any) -> Any:
-        with inductor_artifact.PATCHING, inductor_artifact.own_caches():
-            return function(*tensors)
 
-    return in_own_folders
+def _in_own_folders(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+    """A backend of torch.compile: Inductor in this package's folders."""
+    dynamo = importlib.import_module("torch._dynamo")
+    with inductor_artifact.PATCHING, inductor_artifact.own_caches():
+        code: Callable[..., Any] = dynamo.lookup_backend("inductor")(graph, inputs)
+    return code
 
 
 def install() -> None:

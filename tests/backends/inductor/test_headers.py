@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,15 +114,21 @@ def test_answers_of_earlier_processes_are_not_read(monkeypatch: pytest.MonkeyPat
     assert caching.IS_CACHING_MODULE_ENABLED()
 
 
-def test_code_that_is_no_file_is_compiled_in_own_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_is_no_file_is_compiled_in_own_folders_and_other_calls_wait_for_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     folders: list[str] = []
 
     def backend(graph: Any, _inputs: Any) -> Any:
         folders.append(codecache._HEADER_DIR)
         return graph.forward
 
-    made = torch.compile(lambda x: x + 1, backend=backend)
+    made = torch.compile(lambda x: x + 1)
+    monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda _: backend)
     monkeypatch.setattr("registry.backends.inductor.headers._compiled", lambda *_: made)
     function = Square()._compiled(Artifact(Variant("inductor", "", {}, "")), Device.of("cpu").target)
     assert function(torch.zeros(3)).tolist() == [1, 1, 1]
     assert folders == [str(cache_folder("torchinductor", "precompiled_headers"))]
+    with ThreadPoolExecutor(1) as other, inductor_artifact.PATCHING:
+        assert other.submit(function, torch.ones(3)).result(timeout=60).tolist() == [2, 2, 2]
+    assert len(folders) == 1
