@@ -16,9 +16,9 @@ from ...errors import InvalidArgumentError, in_a_line
 def with_weights_replicated(run: Callable[..., Any], op: Op, values: tuple[Any, ...]) -> Callable[..., Any]:
     """``run`` for calls with DTensors, with plain weights converted to replicated ones.
 
-    What torch cannot spread, such as a reference that makes tensors of its own or reads offsets, is run on the local
-    tensors if all are replicated. Raises InvalidArgumentError for a plain tensor beside DTensors that is no weight,
-    since its placement is unknown; so does the function for what can be run in neither way.
+    If all are replicated, each device runs it on its local tensors, unless it writes to them: torch could not spread a
+    reference that makes tensors of its own or reads offsets. Raises InvalidArgumentError for a plain tensor beside
+    DTensors that is no weight, since its placement is unknown; so does the function for what torch cannot spread.
     """
     distributed: Any = sys.modules.get("torch.distributed.tensor")  # a program with DTensors has imported it
     if distributed is None:
@@ -44,17 +44,18 @@ def with_weights_replicated(run: Callable[..., Any], op: Op, values: tuple[Any, 
             return type(value)(map(local, value))
         return value.to_local() if isinstance(value, distributed.DTensor) else value
 
-    def spread_run(*values: Any) -> Any:
+    def run_locally(*values: Any) -> Any:
+        return replicated(run(*map(local, values)))
+
+    def run_spread(*values: Any) -> Any:
         try:
             return run(*map(replicated, values))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as fault:  # NotImplementedError is one
-            if not is_whole or op.parsed.mutates:
-                raise _not_spread(op, fault) from fault
-        return replicated(run(*map(local, values)))
+            raise _not_spread(op, fault) from fault
 
-    return spread_run
+    return run_locally if is_whole and not op.parsed.mutates else run_spread
 
 
 def _not_spread(op: Op, fault: RuntimeError) -> InvalidArgumentError:
