@@ -107,14 +107,7 @@ def _by_keys(problem: Problem, config: Config, needs: Mapping[str, bool], device
             "grad_k", "grad_v", "grad_out", "q", "k", "v", "mask", "lse", "deltas", scale_of(problem), "softcap",
             blocks, problem.q_len, problem.kv_len, *_strides(problem),
         ),
-        constants={
-            **masked_constants_of(problem, device),
-            "KEYS": config["BLOCK"],
-            "STEP": config["STEP"],
-            "NEED_K": needs["NEED_K"],
-            "NEED_V": needs["NEED_V"],
-            "STAGES": config["num_stages"],
-        },
+        constants={**masked_constants_of(problem, device), **constants_by_keys(config, needs)},
         options=options(config),
     )  # fmt: skip
 
@@ -128,14 +121,20 @@ def _by_queries(problem: Problem, config: Config, device: Device) -> Launch:
             "grad_q", "grad_out", "q", "k", "v", "mask", "lse", "deltas", scale_of(problem), "softcap", heads, blocks,
             problem.q_len, problem.kv_len, *_strides(problem),
         ),
-        constants={
-            **masked_constants_of(problem, device),
-            "ROWS": config["BLOCK"],
-            "STEP": config["STEP"],
-            "STAGES": config["num_stages"],
-        },
+        constants={**masked_constants_of(problem, device), **constants_by_queries(config)},
         options=options(config),
     )  # fmt: skip
+
+
+def constants_by_keys(config: Config, needs: Mapping[str, bool]) -> dict[str, int | bool]:
+    """The constants of a pass that keeps keys and values: its tiles, and which gradients are needed."""
+    tiles = {"KEYS": config["BLOCK"], "STEP": config["STEP"], "STAGES": config["num_stages"]}
+    return {**tiles, "NEED_K": needs["NEED_K"], "NEED_V": needs["NEED_V"]}
+
+
+def constants_by_queries(config: Config) -> dict[str, int]:
+    """The constants of a pass that keeps queries: its tiles."""
+    return {"ROWS": config["BLOCK"], "STEP": config["STEP"], "STAGES": config["num_stages"]}
 
 
 @lru_cache(maxsize=KEPT)

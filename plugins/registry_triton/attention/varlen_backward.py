@@ -12,7 +12,16 @@ from registry.backends.estimate import next_power_of_2
 from registry.backends.triton import TritonImplementation
 
 from ..support import options
-from .flash_backward import delta_launch, launches_needed, nearest_config, needs_of, space_of, splits_floats
+from .flash_backward import (
+    constants_by_keys,
+    constants_by_queries,
+    delta_launch,
+    launches_needed,
+    nearest_config,
+    needs_of,
+    space_of,
+    splits_floats,
+)
 from .kernels import varlen_backward as kernels
 from .layouts import MOST_PROGRAMS, bytes_held, constants_of, scale_of, span_of
 from .varlen import most_tiles, packed_reasons, packed_strides
@@ -85,14 +94,7 @@ def _by_keys(problem: Problem, config: Config, needs: Mapping[str, bool], device
         kernels.packed_by_keys,
         grid=(problem.kv_heads * tiles,),
         args=("grad_k", "grad_v", *_common(problem, tiles)),
-        constants={
-            **constants_of(problem, device),
-            "KEYS": config["BLOCK"],
-            "STEP": config["STEP"],
-            "NEED_K": needs["NEED_K"],
-            "NEED_V": needs["NEED_V"],
-            "STAGES": config["num_stages"],
-        },
+        constants={**constants_of(problem, device), **constants_by_keys(config, needs)},
         options=options(config),
     )
 
@@ -103,11 +105,6 @@ def _by_queries(problem: Problem, config: Config, device: Device) -> Launch:
         kernels.packed_by_queries,
         grid=(problem.heads * tiles,),
         args=("grad_q", *_common(problem, tiles)),
-        constants={
-            **constants_of(problem, device),
-            "ROWS": config["BLOCK"],
-            "STEP": config["STEP"],
-            "STAGES": config["num_stages"],
-        },
+        constants={**constants_of(problem, device), **constants_by_queries(config)},
         options=options(config),
     )
