@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
+from .fingerprint import normalised_c
 from .problem import Argument, Arguments, TensorSpec, canonical_json, fits_int32
 
 
@@ -49,6 +50,15 @@ def code_of(variants: Iterable[Variant]) -> str:
     """Hash of the variants' code: equal hashes mean identical code; "" if there are no variants."""
     keys = [variant.key for variant in variants]
     return hashlib.sha256("\n".join(keys).encode()).hexdigest() if keys else ""
+
+
+def texts_of(variants: Iterable[Variant]) -> str:
+    """Hash of the variants' kernels by backend, name and text; "" if there are no variants.
+
+    It does not change with constants, options and types, nor with comments and blanks.
+    """
+    texts = sorted({(variant.backend, variant.kernel, normalised_c(variant.source)) for variant in variants})
+    return hashlib.sha256(canonical_json(texts).encode()).hexdigest() if texts else ""
 
 
 @dataclass(frozen=True)

@@ -186,6 +186,7 @@ TRIAL_FIELDS = (
 )  # fmt: skip
 DECISION_FIELDS = (
     "median_us", "floor_us", "ratio", "lo", "hi", "aa", "verdict", "baselines", "trial_uid", "uid", "created",
+    "artifact_hash",
 )  # fmt: skip
 FINAL_FIELDS = ("role", "block", "round", "position", "us")
 """Columns that hold a field of the same name of a trial, a decision or a final, unchanged."""
@@ -247,6 +248,7 @@ class DecisionRow(Measured):
     default_hi: Mapped[float | None]
     ties: Mapped[list[str]] = mapped_column(server_default="[]")
     transfers: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+    artifact_hash: Mapped[str] = mapped_column(String(255), server_default="")
     trial_uid: Mapped[str | None] = mapped_column(String(64))
     previous_uid: Mapped[str | None] = mapped_column(String(64))
 

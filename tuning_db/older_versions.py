@@ -2,7 +2,7 @@
 
 Version 1 has no columns for a decision's ``default_ratio`` and ``ties``. Both stand in the JSON of its column
 ``baselines``, under the empty name, beside the ratios by implementation (no implementation has an empty name).
-Version 2 has no column ``transfers``.
+Version 2 has no column ``transfers``, version 5 no column ``artifact_hash``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .models import DecisionRow
 _COMPARISONS = ""
 """The name in ``baselines`` under which version 1 keeps what later versions have columns for."""
 
-_WITH_TRANSFERS = 3
-"""The version that added the column ``transfers``."""
+_ADDED: Mapping[int, Mapping[str, Any]] = {3: {"transfers": {}}, 6: {"artifact_hash": ""}}
+"""Columns by the version that added them, with what earlier decisions have there."""
 
 
 def second_of_first(baselines: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,4 +53,6 @@ def completed(row: DecisionRow, version: int) -> DecisionRow:
 def _columns(baselines: Mapping[str, Any], version: int) -> dict[str, Any]:
     """The columns that later versions added or changed, by name."""
     found = second_of_first(baselines) if version == 1 else {}
-    return found | {"transfers": {}} if version < _WITH_TRANSFERS else found
+    for added, columns in _ADDED.items():
+        found |= columns if version < added else {}
+    return found

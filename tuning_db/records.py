@@ -200,7 +200,8 @@ class Decision(Exchanged):
     one candidate. ``baselines`` maps other implementations to their time over the candidate's, ``default_ratio`` is the
     default's time over the candidate's with the interval in which another measurement is expected to find it. ``ties``
     names the candidates that could not be told from this one. ``previous`` is the uid of the incumbent's decision.
-    ``transfers`` says by static dimension at which other sizes the candidate may run, too.
+    ``transfers`` says by static dimension at which other sizes the candidate may run, too. ``artifact_hash`` is that of
+    the kernels that the candidate compiled, as in its trial; "" if it compiled none, or if that is unknown.
     """
 
     problem: ProblemKey
@@ -222,9 +223,11 @@ class Decision(Exchanged):
     default_ratio: Interval | None = None
     ties: tuple[str, ...] = ()
     transfers: Mapping[str, Transfer] = field(default_factory=dict)
+    artifact_hash: str = ""
 
     def __post_init__(self) -> None:
         require_text(self.uid, "decision.uid")
+        require_type(self.artifact_hash, str, "decision.artifact_hash")
         for name in ("trial_uid", "previous"):
             require_type(getattr(self, name), str | None, f"decision.{name}")
         figures = {name: getattr(self, name) for name in ("floor_us", "ratio", "lo", "hi", "aa")}

@@ -28,10 +28,10 @@ VERSION_TABLE = "tuning_db_version"
 STAMPS = f"SELECT version_num FROM {VERSION_TABLE}"
 """Query of the version that the table holds."""
 
-LATEST = 5
+LATEST = 6
 """The version that this code writes."""
 
-READABLE = frozenset({1, 2, 3, 4, 5})
+READABLE = frozenset({1, 2, 3, 4, 5, 6})
 """The versions that are read without migrating them."""
 
 RELEASES = 4

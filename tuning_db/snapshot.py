@@ -25,13 +25,13 @@ from .schema import STAMPS
 LEARNT = "learnt_defaults"
 """The name in a run's summary under which the rules stand that the run has learnt, by op."""
 
-UID, CANDIDATE, SOFTWARE, VERSION, STATIC, DIMS, CREATED, BASELINES, TRANSFERS = range(9)
+UID, CANDIDATE, SOFTWARE, VERSION, STATIC, DIMS, CREATED, BASELINES, TRANSFERS, KERNELS = range(10)
 """Columns of winners: uid of the decision, number of candidate and of software, version of the op, and so on."""
 
 _COLUMNS: dict[str, ColumnKind] = {
     "decision.uid": "text", "decision.candidate_id": "number", "winner.software_id": "number",
     "problem.op_version": "number", "problem.static_key": "text", "problem.dims": "text", "decision.created": "text",
-    "decision.baselines": "text", "decision.transfers": "text",
+    "decision.baselines": "text", "decision.transfers": "text", "decision.artifact_hash": "text",
 }  # fmt: skip
 """Expressions of the columns above, in their order."""
 
@@ -45,8 +45,8 @@ _WINNERS = """
 
 _WINNING = "SELECT decision.uid, winner.regime FROM winner JOIN decision ON decision.id = winner.decision_id"
 
-_WITHOUT_TRANSFERS = 2
-"""The last schema version without the column ``transfers``."""
+_ADDED = {"decision.transfers": (3, "'{}'"), "decision.artifact_hash": (6, "''")}
+"""Columns that a later schema version added: that version, and the value in earlier ones."""
 
 _CANDIDATES = """
     SELECT candidate.id, implementation.name, implementation.fingerprint, CAST(candidate.config AS TEXT)
@@ -99,7 +99,7 @@ _Found = tuple[list[Sequence[Any]], dict[int, AnsweredRow], dict[int, AnsweredRo
 
 @dataclass(frozen=True)
 class StoredWinner:
-    """A winner with other implementations' times over its own and its transfers (see ``Decision``).
+    """A winner with other implementations' times over its own, its transfers and its kernels (see ``Decision``).
 
     ``Store.history`` has all figures, in the decision with this uid.
     """
@@ -110,6 +110,7 @@ class StoredWinner:
     environment: Environment
     baselines: Mapping[str, float] = field(default_factory=dict)
     transfers: Mapping[str, Transfer] = field(default_factory=dict)
+    artifact_hash: str = ""
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ class Snapshot:
 
     def winner(self, place: int) -> StoredWinner:
         """The winner in the row at ``place``. Raises InvalidRecordError for a row that cannot be decoded."""
-        uid, candidate, software, version, _, dims, _, baselines, transfers = [column[place] for column in self.columns]
+        row = [column[place] for column in self.columns]
+        uid, candidate, software, version, _, dims, _, baselines, transfers, kernels = row
         try:
             return StoredWinner(
                 uid,
@@ -142,6 +144,7 @@ class Snapshot:
                 self._once("environment", software, self._environment),
                 _ratios(_parsed(baselines)),
                 transfers_of(json.loads(transfers)),
+                str(kernels),
             )
         except Exception as fault:  # whatever a row may hold
             raise InvalidRecordError(f"{self.url}: the winner {uid!s:.64}: {_shown(fault)}") from fault
@@ -247,10 +250,9 @@ def _timed(row: AnsweredRow) -> tuple[tuple[float, str, str], CandidateKey] | No
 
 def _asked(ask: Ask, wanted: Mapping[str, Any]) -> _Found:
     version = int(ask(STAMPS, {})[0][0])
-    wanted_columns = dict(_COLUMNS)
-    if version <= _WITHOUT_TRANSFERS:
-        del wanted_columns["decision.transfers"]
-        wanted_columns["'{}'"] = "text"
+    wanted_columns = {
+        name if version >= _ADDED.get(name, (0,))[0] else _ADDED[name][1]: kind for name, kind in _COLUMNS.items()
+    }
     columns = read_columns(ask, wanted_columns, _WINNERS, wanted)
     candidates = {row[0]: row for row in _numbered(ask, _CANDIDATES, columns[CANDIDATE])}
     software = {row[0]: row for row in _numbered(ask, _SOFTWARE, columns[SOFTWARE])}

@@ -81,9 +81,7 @@ class StoredWinners:
         if decision is None:
             return None
         candidate = self.candidate((*plan.choices, *plan.others), decision.candidate)
-        uid = decision.trial_uid if candidate is not None else None
-        tried = self._patiently(lambda: self._queries.trial(uid)) if uid else None
-        return candidate if candidate is None or tried is None or same_kernels(plan, candidate, tried) else None
+        return candidate if candidate is not None and same_kernels(plan, candidate, decision) else None
 
     def standing(self, plan: ProblemPlan) -> StandingWinner | None:
         """The problem's stored winner; None where there is none that is valid here."""
@@ -158,9 +156,9 @@ def raced_again(standing: Iterable[StandingWinner]) -> str:
     return f"{problems} raced again, because the stored winner has not met {told}"
 
 
-def same_kernels(plan: ProblemPlan, candidate: Candidate, trial: Trial) -> bool:
-    """Whether the candidate compiles the kernels that were tried; True for a trial without their hash."""
-    return trial.artifact_hash in {"", artifact_hash_of(plan, candidate)}
+def same_kernels(plan: ProblemPlan, candidate: Candidate, measured: Trial | Decision) -> bool:
+    """Whether the candidate compiles the kernels that were measured; True for a record without their hash."""
+    return measured.artifact_hash in {"", artifact_hash_of(plan, candidate)}
 
 
 def artifact_hash_of(plan: ProblemPlan, candidate: Candidate) -> str:

@@ -213,14 +213,17 @@ class RunStore(StoredWinners):
     def decision(
         self, plan: ProblemPlan, candidate: Candidate, trial_uid: str | None = None, **fields: Any
     ) -> Decision:
-        """A decision for a candidate, which refers to its trial as that is stored."""
+        """A decision for a candidate, which refers to its trial as that is stored, and to the kernels tried there."""
         self._batches.write()
+        uid = self._batches.stored_uid(trial_uid) if trial_uid else None
+        tried = self._patiently(lambda: self._store.trial(uid)) if uid else None
         return Decision(
-            trial_uid=self._batches.stored_uid(trial_uid) if trial_uid else None,
+            trial_uid=uid,
             problem=problem_key(plan.op, plan.problem),
             environment=self.environment,
             protocol=self._protocol,
             candidate=self._key(candidate),
+            artifact_hash=artifact_hash_of(plan, candidate) if tried is None else tried.artifact_hash,
             **fields,
         )
 

@@ -131,7 +131,7 @@ def test_a_kernel_whose_text_has_changed_is_neither_known_nor_the_incumbent(
     store: Store, catalog: Catalog, tmp_path: Path
 ) -> None:
     file = tmp_path / "square.cpp"
-    file.write_text("void square(const float* x, float* y, long long n) { /* one */ }")
+    file.write_text("void square(const float* x, float* y, long long n) { y[0] = 1; }")
     catalog.register(ReadAtLaunch(file))
     (planned,) = plan([Problem("square", {"n": 100, "dtype": "float32"})], catalog, CPU, ["late.square"])
     writer = recorder(store)
@@ -141,7 +141,7 @@ def test_a_kernel_whose_text_has_changed_is_neither_known_nor_the_incumbent(
     assert uids(recorder(store).known_trials(planned)) == [uid]
     assert writer.valid(planned, decision) == candidate
 
-    file.write_text("void square(const float* x, float* y, long long n) { /* two */ }")
+    file.write_text("void square(const float* x, float* y, long long n) { y[0] = 2; }")
     assert recorder(store).known_trials(planned) == []
     assert writer.valid(planned, decision) is None
     assert uids(recorder(store).known_trials(planned)) == []

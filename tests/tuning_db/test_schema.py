@@ -128,7 +128,7 @@ def test_a_file_of_every_version_can_be_written(tmp_path: Path, dump: Path, make
 @pytest.mark.parametrize(
     ("name", "migrate"),
     one_of_each(
-        [(name, migrate) for name in ("v1_comparisons", "v2", "v3", "v4", "v5") for migrate in (True, False)],
+        [(name, migrate) for name in ("v1_comparisons", "v2", "v3", "v4", "v5", "v6") for migrate in (True, False)],
         lambda name, migrate: name,
     ),
 )
@@ -146,7 +146,8 @@ def test_ties_and_the_defaults_ratio_are_read_from_every_version(
     assert newest.default_ratio == Interval(1.4, 1.36, 1.44)
     assert newest.ties == ("triton.row num_warps=16",)
     assert (first.baselines, first.default_ratio, first.ties) == ({}, None, ())
-    assert newest.transfers == ({"cols": Transfer(513, 1024, ("abc",))} if name in {"v3", "v4", "v5"} else {})
+    assert newest.transfers == ({"cols": Transfer(513, 1024, ("abc",))} if name in {"v3", "v4", "v5", "v6"} else {})
+    assert (newest.artifact_hash, first.artifact_hash) == ("abab" if name == "v6" else "", "")
     assert migrate or path.read_bytes() == before
     with Store.open(tmp_path / "imported.db") as store:
         store.load(io.StringIO(exported.getvalue()))

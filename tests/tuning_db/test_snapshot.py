@@ -55,12 +55,13 @@ def test_the_winners_are_those_of_the_store(url: str, store: Store, make: Any) -
     for one in expected:
         winner = found[one.uid]
         assert (winner.problem, winner.candidate, winner.environment) == (one.problem, one.candidate, one.environment)
+        assert winner.artifact_hash == one.artifact_hash
     assert read_winners(url, "softmax", {"gpu": "another"}, "cold", 60).count == 0
     assert read_winners(url, "softmax", make.environment.hardware, "hot", 60).count == 0
     assert read(url, make).url == store.url
 
 
-@pytest.mark.parametrize("name", ["v1", "v1_comparisons", "v2", "v3", "v4", "v5"])
+@pytest.mark.parametrize("name", ["v1", "v1_comparisons", "v2", "v3", "v4", "v5", "v6"])
 def test_a_file_of_every_version_is_read_as_it_is(tmp_path: Path, make: Any, name: str) -> None:
     path = tmp_path / "tuning.db"
     with closing(sqlite3.connect(path)) as raw:
@@ -68,7 +69,8 @@ def test_a_file_of_every_version_is_read_as_it_is(tmp_path: Path, make: Any, nam
     before = path.read_bytes()
     (winner,) = winners_of(read(path, make))
     assert winner.candidate == make.candidate(8)
-    assert winner.transfers == ({"cols": Transfer(513, 1024, ("abc",))} if name in {"v3", "v4", "v5"} else {})
+    assert winner.transfers == ({"cols": Transfer(513, 1024, ("abc",))} if name in {"v3", "v4", "v5", "v6"} else {})
+    assert winner.artifact_hash == ("abab" if name == "v6" else "")
     assert path.read_bytes() == before
 
 

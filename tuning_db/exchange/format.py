@@ -214,6 +214,7 @@ def _decision_faults(decision: Decision, finals: Iterable[Final]) -> Iterator[st
     yield from _figure_faults(ratios)
     links = {"decision.trial_uid": decision.trial_uid, "decision.previous": decision.previous}
     yield from _text_faults({name: (uid, 64) for name, uid in links.items() if uid is not None})
+    yield from _text_faults({"decision.artifact_hash": (decision.artifact_hash, 255)}, empty=True)
     for final in finals:
         if final.candidate is not None:
             yield from _config_faults("finals.candidate.config", final.candidate.config)
@@ -250,7 +251,13 @@ def _fault(fault: ValidationError) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: an instant as text, a record as its fields."""
+    """A value as JSON has it: an instant as text, a record as its fields.
+
+    A decision that does not tell its kernels is written as versions before it could be, which read no other fields.
+    """
     if isinstance(value, datetime):
         return value.isoformat()
-    return {entry.name: getattr(value, entry.name) for entry in fields(value)}
+    known = {entry.name: getattr(value, entry.name) for entry in fields(value)}
+    if isinstance(value, Decision) and not value.artifact_hash:
+        del known["artifact_hash"]
+    return known

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...artifact import Artifact, Built, Signature, Variant, code_of
+from ...artifact import Artifact, Built, Signature, Variant, code_of, texts_of
 from ...author_code import at_method
 from ...contract import Op, as_tuple
 from ...correctness.output_faults import overlap
@@ -163,6 +163,11 @@ class Draft:
     def code(self) -> str:
         """Hash of the plan's variants: equal hashes mean identical code; "" if nothing is compiled."""
         return code_of(self.variants())
+
+    @property
+    def texts(self) -> str:
+        """Hash of the texts of the plan's kernels, as trials store it; "" if nothing is compiled."""
+        return texts_of(self.variants())
 
     def from_memory(self, runs: AnySizeRuns) -> Plan | None:
         """The plan by a run or kernels that are in memory from another size, else None. Compiles and loads nothing."""

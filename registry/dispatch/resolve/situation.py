@@ -32,7 +32,8 @@ class Situation:
     """Everything that resolution decides by.
 
     ``standings``, by a decision's id: see ``standings.standing_of``; situations that differ in the problem alone share
-    it. ``reads``: a database may be read. ``verified``: only candidates verified
+    it, and ``kernels_changed``, by an implementation's name and a hash of kernels: see the function of that name in
+    ``measured_kernels``. ``reads``: a database may be read. ``verified``: only candidates verified
     on this machine with this software may be chosen, else torch's own functions. ``files``: the paths of the plugin
     files that define or implement the op.
     """
@@ -43,6 +44,7 @@ class Situation:
     implementations: tuple[Implementation, ...]
     winners: OpWinners
     standings: dict[int, Standing | str] = field(default_factory=dict, repr=False, compare=False)
+    kernels_changed: dict[tuple[str, str], bool] = field(default_factory=dict, repr=False, compare=False)
     reads: bool = True
     verified: bool = False
     files: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
 """Which stored decisions hold here, and by which candidate: the winner, or the next best of its finals.
 
-A winner holds if its implementation is installed with the source that was measured. Where the implementation or the
-library that it adapts is absent, the decision still says what was second: the fastest other implementation of the same
-finals that runs here takes the winner's place, with its own time.
+A winner holds if its implementation is installed with the source and the kernels that were measured. Where the
+implementation or the library that it adapts is absent, the decision still says what was second: the fastest other
+implementation of the same finals that runs here takes the winner's place, with its own time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ...implementation import Implementation
 from ...space import Config
 from ..plans.plan import Candidate
 from .answers_or_faults import asked, refusals
+from .measured_kernels import kernels_changed
 from .situation import Situation, Standing
 from .winners import OpWinners, Winner
 
@@ -58,6 +59,8 @@ def _standing(decision: Winner, situation: Situation) -> Standing | str:
     if decision.problem.op_version != situation.op.version:
         return f"measured for version {decision.problem.op_version} of the op, which is now {situation.op.version}"
     found = _installed(decision.candidate, decision, situation)
+    if isinstance(found, Implementation) and kernels_changed(decision, found, situation):
+        found = f"the kernels of {found.name} have changed since they were measured"
     if isinstance(found, str):
         return found
     if situation.verified and situation.winners.placed.is_shipped(decision):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 
 from ...artifact import Variant
 from ...contract import Op
 from ...device import Device
 from ...discovery import answers
 from ...dispatch.plans.plan import Candidate, Draft
-from ...problem import Arguments, Problem, canonical_json
+from ...problem import Arguments, Problem
 
 
 def variants_at(
@@ -26,13 +25,11 @@ def variants_at(
 
 
 def artifact_hash(op: Op, candidate: Candidate, problem: Problem, arguments: Arguments, device: Device) -> str:
-    """SHA-256 of the kernels' texts and names that a candidate compiles for a problem.
+    """Hash of the kernels' texts and names that a candidate compiles for a problem, see ``artifact.texts_of``.
 
     "" if the candidate compiles nothing or its launch fails, which a trial reports. A kernel's text may be read or
     written when a launch is made, where the implementation's fingerprint does not see it.
     """
     with contextlib.suppress(Exception):  # whatever the author's code raises, which a trial tells
-        variants = Draft.of(op, candidate, problem, arguments, device).variants()
-        texts = sorted({(variant.backend, variant.kernel, variant.source) for variant in variants})
-        return hashlib.sha256(canonical_json(texts).encode()).hexdigest() if texts else ""
+        return Draft.of(op, candidate, problem, arguments, device).texts
     return ""
