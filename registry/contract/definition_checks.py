@@ -77,9 +77,9 @@ def _check_tensors(op: Op) -> None:
     for told, names in (("weights", op.weights), ("independent", op.independent)):
         for name in sorted(names.difference(tensors)):
             raise InvalidDefinitionError(f"op {op.name!r}: {told}: {UnknownNameError('tensor', name, tensors)}")
-    floats = [parameter.name for parameter in op.parsed.parameters if parameter.kind == "float"]
-    for name in sorted(op.numbers.difference(floats)):
-        raise InvalidDefinitionError(f"op {op.name!r}: numbers: {UnknownNameError('float attribute', name, floats)}")
+    numbers = [parameter.name for parameter in op.parsed.parameters if parameter.kind in {"float", "int"}]
+    for name in sorted(op.numbers.difference(numbers)):
+        raise InvalidDefinitionError(f"op {op.name!r}: numbers: {UnknownNameError('number', name, numbers)}")
 
 
 def _check_transfers(op: Op) -> None:

@@ -78,7 +78,8 @@ class Op:
                of a packed weight, quantised activations, targets, but not offsets. Verification changes single elements
                of these between calls, as it does of floating tensors
     numbers    float attributes that any tensors may come with, such as an epsilon, but not one that a tensor was made
-               with: verification tries others than ``inputs`` gives
+               with, and integer ones that name an element of an integer tensor, such as the target that is ignored:
+               verification tries others than ``inputs`` gives
     """
 
     name: str

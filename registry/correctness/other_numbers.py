@@ -1,7 +1,8 @@
 """Calls with other numbers: attributes of which the inputs of every kind have the same few values.
 
 An implementation that has these few in its code would be right for them alone. Only what the op names in ``numbers`` is
-changed, since another number may contradict tensors that were made with it.
+changed, since another number may contradict tensors that were made with it. Another integer is one of those that the
+integer tensors hold: of classes or rows, those that occur.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..arguments.schema import tensors_in
 from ..contract import Op
 from ..faults.device_faults import out_of_memory
 from ..problem import Problem
@@ -37,14 +39,37 @@ def telling_kinds(op: Op, drawn: Callable[[str], tuple[Any, ...]]) -> tuple[str,
     return first, *itertools.islice((kind for kind in others if _numbers(op, drawn(kind)) != usual), 1)
 
 
-def other_numbers(op: Op, problem: Problem, values: tuple[Any, ...], seed: int) -> tuple[Any, ...] | None:
+def renumbered(
+    op: Op, problem: Problem, values: tuple[Any, ...], seed: int
+) -> tuple[tuple[Any, ...], tuple[torch.Tensor, ...]] | None:
+    """(the values with other numbers, their float64 reference); None where the op makes no sense of others.
+
+    Floats alone are others where it makes none of other integers: a target that is not ignored may not be one.
+    """
+    for integers in (True, False) if any(_is_integer(op, place) for place in _places(op)) else (False,):
+        changed = other_numbers(op, problem, values, seed, integers=integers)
+        reference = None if changed is None else reference_of_changed(op, values, changed)
+        if changed is not None and reference is not None:
+            return changed, reference
+    return None
+
+
+def other_numbers(
+    op: Op, problem: Problem, values: tuple[Any, ...], seed: int, *, integers: bool = True
+) -> tuple[Any, ...] | None:
     """The values with another number near each of ``Op.numbers``; None where none may be another.
 
-    A number of which the problem's dimensions tell, such as that there is no softcap, stays.
+    A number of which the problem's dimensions tell, such as that there is no softcap, stays, and so does an integer
+    that the integer tensors hold already; all integers without ``integers``.
     """
     drawn, changed = random.Random(seed), list(values)
     for place in _places(op):
-        number = _near(values[place], drawn)
+        if not _is_integer(op, place):
+            number: float | None = _near(values[place], drawn)
+        elif integers:
+            number = _held(values, values[place], drawn)
+        else:
+            continue
         tried = [*changed[:place], number, *changed[place + 1 :]]
         if _is_posed(op, problem, tuple(tried)):
             changed = tried
@@ -74,6 +99,17 @@ def _near(number: float | None, drawn: random.Random) -> float:
         return drawn.uniform(*(_OF_NONE if number is None else _OF_ZERO))
     ratio = drawn.uniform(*_RATIOS)
     return number * ratio if drawn.random() < 1 / 2 else number / ratio
+
+
+def _is_integer(op: Op, place: int) -> bool:
+    return op.parsed.parameters[place].kind == "int"
+
+
+def _held(values: tuple[Any, ...], number: int | None, drawn: random.Random) -> int | None:
+    """An integer that the integer tensors hold; ``number`` where they hold it, or one alone, which all would name."""
+    tensors = [one.unique() for one in tensors_in(values) if one.dtype in {torch.int32, torch.int64}]
+    held = sorted({*itertools.chain.from_iterable(one.tolist() for one in tensors)})
+    return drawn.choice(held) if len(held) > 1 and number not in held else number
 
 
 def _is_posed(op: Op, problem: Problem, values: tuple[Any, ...]) -> bool:

@@ -1,8 +1,9 @@
-"""Other calls of one problem: tensors of one more dimension, a reduced dimension that is not the last, other masks.
+"""Other calls of one problem: tensors of one more dimension, another reduced dimension, other masks, fewer gradients.
 
 The inputs of an op have one form, which callers need not give: a problem counts rows of any number of dimensions, and
-an op may have its callers name the dimension that it reduces, and take one mask of each head as well as one of each
-batch. An implementation that knows that form alone is right for the inputs, and wrong for calls of the same problem.
+an op may have its callers name the dimension that it reduces, take one mask of each head as well as one of each batch,
+and be asked for some of its gradients alone. An implementation that knows that form alone is right for the inputs, and
+wrong for calls of the same problem.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .poisoned_layouts import PoisonedLayout
 _LAYOUTS: tuple[PoisonedLayout, ...] = ("contiguous", "sliced")
 _DIM = "dim"
 _MASK = "mask"
+_NEED = "need_"
 _ALIKE: Mapping[str, Any] = {"rtol": 1e-6, "atol": 1e-6, "equal_nan": True}
 
 
@@ -69,6 +71,16 @@ def other_views(op: Op, problem: Problem, values: tuple[Any, ...]) -> Iterator[t
         masks = (_of_heads(named[_MASK], size) for size in sorted(sizes))
         calls = (tuple({**named, _MASK: mask}.values()) for mask in masks)
         yield from (("per-head", call) for call in calls if _is_posed(op, problem, call))
+    fewer = ((name, tuple({**named, **needs}.values())) for name, needs in _each_alone(named))
+    yield from ((f"{name} alone", call) for name, call in fewer if _is_posed(op, problem, call) and _makes(op, call))
+
+
+def _each_alone(named: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """For each gradient that may be needed, its attribute ``need_<input>`` and those of all: only it is needed."""
+    needs = {name: value for name, value in named.items() if name.startswith(_NEED)}
+    none = {name: [0] * len(value) if isinstance(value, list | tuple) else False for name, value in needs.items()}
+    for name, value in needs.items() if len(needs) > 1 else ():
+        yield name, {**none, name: value}
 
 
 def _of_heads(mask: torch.Tensor, heads: int) -> torch.Tensor:
@@ -92,6 +104,12 @@ def _is_same(
         if out_of_memory(fault):
             raise
         return False
+
+
+def _makes(op: Op, values: tuple[Any, ...]) -> bool:
+    """Whether a call has any output: one that needs the gradient of an absent bias alone has none."""
+    specs = op.output_specs(op.arguments(values), torch.device("cpu")).values()
+    return any(spec.nbytes for spec in specs)
 
 
 def _is_posed(op: Op, problem: Problem, values: tuple[Any, ...]) -> bool:

@@ -12,7 +12,7 @@ from ..arguments.schema import Parameter, tensors_in, with_tensors
 from ..contract import Op
 from ..correctness.bits import as_bits
 from ..correctness.expanded import EXPANDED, expanded_inputs
-from ..correctness.other_numbers import other_numbers, reference_of_changed
+from ..correctness.other_numbers import renumbered
 from ..correctness.other_views import other_views
 from ..correctness.poisoned_layouts import PoisonedLayout, Surrounded, laid_out_within
 from ..device import Device
@@ -93,9 +93,8 @@ def _drawn(
     view: str = "",
 ) -> tuple[Any, ...]:  # fmt: skip
     values = op.draw(problem, kind, torch.Generator(device.torch).manual_seed(seed))
-    changed = other_numbers(op, problem, values, seed) if numbers else None
-    if changed is not None and reference_of_changed(op, values, changed) is not None:
-        values = changed
+    if numbers and (found := renumbered(op, problem, values, seed)) is not None:
+        values, _ = found
     if view:
         values = dict(other_views(op, problem, values))[view]
     return expanded_inputs(op, values, layout)

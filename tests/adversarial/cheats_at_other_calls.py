@@ -13,7 +13,7 @@ import registry
 from registry.artifact import Built
 from registry.backends import CppImplementation, CppKernel
 from registry.contract import as_tuple
-from registry.contracts import ATTENTION, ATTENTION_DECODE, RMS_NORM, SQUARE
+from registry.contracts import ATTENTION, ATTENTION_DECODE, CROSS_ENTROPY, RMS_NORM, RMS_NORM_BACKWARD, SQUARE
 from registry.correctness.other_sizes import other_sizes
 from registry.device import Device
 from registry.implementation import Implementation, Launch, Run, Tensors
@@ -384,6 +384,65 @@ class TwoEpsilonsOfFourRows(TwoEpsilons):
         return super().taken(eps, problem) if problem.rows == 4 else eps
 
 
+class Loss(Implementation):
+    """The loss of each row; a subclass says which target it takes for the one that is ignored."""
+
+    op, name = "cross_entropy", "other.loss"
+    device_types = frozenset({"cpu"})
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            logits, target, weight, ignore_index, *others = arguments
+            given = logits, target, weight, self.ignored(ignore_index, logits.shape[-1]), *others
+            for output, one in zip(outputs, as_tuple(CROSS_ENTROPY.reference(*given)), strict=True):
+                output.copy_(one)
+
+        return run
+
+    def ignored(self, ignore_index: int, cols: int) -> int:
+        return ignore_index
+
+
+class TwoIgnoredTargets(Loss):
+    """Has the two that the inputs of a loss have in its code."""
+
+    name = "other.two_ignored"
+
+    def ignored(self, ignore_index: int, cols: int) -> int:
+        return ignore_index if ignore_index == cols // 2 else -100
+
+
+class NormGradients(Implementation):
+    """Both gradients of a norm, as far as they are needed."""
+
+    op, name = "rms_norm_backward", "other.gradients"
+    device_types = frozenset({"cpu"})
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            grads = RMS_NORM_BACKWARD.reference(*arguments[:4], True, True)
+            for output, grad in zip(outputs, grads, strict=True):
+                self.write(output, grad, outputs)
+
+        return run
+
+    def write(self, output: torch.Tensor, grad: torch.Tensor, outputs: Tensors) -> None:
+        if output.numel():
+            output.copy_(grad)
+
+
+class GradientsTogether(NormGradients):
+    """Takes it that both are needed."""
+
+    name = "other.together"
+
+    def write(self, output: torch.Tensor, grad: torch.Tensor, outputs: Tensors) -> None:
+        if all(one.numel() for one in outputs):
+            output.copy_(grad)
+        else:
+            output.zero_()
+
+
 class Decode(Implementation):
     """Attention to a cache; a subclass says which numbers it takes for those of the call."""
 
@@ -480,6 +539,18 @@ class HonestEmbedding(Implementation):
 def attention_implementations() -> Iterable[Implementation]:
     """Masks."""
     return implementations_in(__name__, "attention")
+
+
+@registry.implements("cross_entropy")
+def cross_entropy_implementations() -> Iterable[Implementation]:
+    """Ignored targets."""
+    return implementations_in(__name__, "cross_entropy")
+
+
+@registry.implements("rms_norm_backward")
+def rms_norm_backward_implementations() -> Iterable[Implementation]:
+    """Gradients that are not needed."""
+    return implementations_in(__name__, "rms_norm_backward")
 
 
 @registry.implements("embedding")

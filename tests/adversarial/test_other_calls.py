@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from registry.contracts import ATTENTION, ATTENTION_DECODE, EMBEDDING, RMS_NORM, SOFTMAX, SQUARE, VECTOR_ADD
+from registry.contracts import (
+    ATTENTION,
+    ATTENTION_DECODE,
+    CROSS_ENTROPY,
+    EMBEDDING,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
+    SOFTMAX,
+    SQUARE,
+    VECTOR_ADD,
+)
 from registry.discovery.catalog import Catalog
 from registry.errors import CheckError
 from registry.implementation import Implementation
@@ -19,7 +29,9 @@ from registry.testing import check_implementation
 from ..tiers import THOROUGH
 from .cheating_run import CheatingRun, each_of
 
-OPS = (SQUARE, RMS_NORM, VECTOR_ADD, SOFTMAX, ATTENTION_DECODE, EMBEDDING, ATTENTION)
+OPS = (
+    SQUARE, RMS_NORM, VECTOR_ADD, SOFTMAX, ATTENTION_DECODE, EMBEDDING, ATTENTION, CROSS_ENTROPY, RMS_NORM_BACKWARD,
+)  # fmt: skip
 CAPPED = {
     "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 1, "kv_len": 72, "head_dim": 16, "page": False, "span": False,
     "softcap": True, "lengths": "full", "kv_dtype": "auto", "dtype": "float32",
@@ -29,6 +41,7 @@ MASKED = {
     "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 12, "kv_len": 20, "head_dim": 16, "causal": False,
     "mask": "additive", "softcap": False, "span": False, "dtype": "float32",
 }  # fmt: skip
+LOSSES = {"rows": 40, "cols": 100, "reduction": "none", "weight": False, "dtype": "float32"}
 PROBLEMS = (
     Problem("square", {"n": 20_002, "dtype": "float32"}),
     Problem("rms_norm", {"rows": 4, "cols": 300, "dtype": "float32"}),
@@ -37,6 +50,8 @@ PROBLEMS = (
     ATTENTION_DECODE.problem_of(CAPPED),
     EMBEDDING.problem_of(TABLE),
     ATTENTION.problem_of(MASKED),
+    CROSS_ENTROPY.problem_of(LOSSES),
+    Problem("rms_norm_backward", {"rows": 6, "cols": 300, "dtype": "float32"}),
 )
 RIGHT = {
     "any_size": True,
@@ -47,6 +62,8 @@ RIGHT = {
     "decode": True,
     "embedding": True,
     "attention": True,
+    "loss": True,
+    "gradients": True,
 }
 """Honest implementations, and whether the op's winner is known: two of softmax are equally fast."""
 FALSE = "says any_size = True, but the run that bind() returned for n={} is wrong for n={}"
@@ -74,6 +91,8 @@ REFUSED = {
     "one_softcap": "with renumbered inputs",
     "padding": "ends inputs: y[0, 0] is 0",
     "one_mask": "with per-head inputs",
+    "two_ignored": "with renumbered inputs",
+    "together": "alone inputs",
 }
 """What the tuner says of each. The first probes, of sizes from 1 to 4099, tell another size of a false claim."""
 FALSE_CLAIMS = {"known_sizes", "bound_size", "first_size", "smaller_size", "kept_strides", "kept_rows"}
@@ -133,6 +152,8 @@ SMALL = {
     "attention_decode": CAPPED,
     "embedding": TABLE,
     "attention": MASKED,
+    "cross_entropy": LOSSES,
+    "rms_norm_backward": {"rows": 6, "cols": 300, "dtype": "float32"},
 }
 TOLD = {
     **{name: told for name, told in REFUSED.items() if name != "known_sizes"},
@@ -148,6 +169,8 @@ TOLD = {
     "last_dim": "contiguous dim-first inputs: y",
     "one_distance": "sliced deeper inputs: y",
     "one_mask": "contiguous per-head inputs: out",
+    "two_ignored": "inputs with other numbers: loss",
+    "together": "contiguous need_x alone inputs: grad_x",
     **dict.fromkeys(("two_eps", "two_eps_here"), "near_zero inputs with other numbers: y"),
     **dict.fromkeys(("usual_scale", "one_softcap"), "inputs with other numbers: "),
 }

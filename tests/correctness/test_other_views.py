@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from registry.contract import Op
-from registry.contracts import ATTENTION, CROSS_ENTROPY, LINEAR, RMS_NORM, SOFTMAX, SOFTMAX_BACKWARD, SQUARE
+from registry.contracts import (
+    ATTENTION,
+    CROSS_ENTROPY,
+    LINEAR,
+    LINEAR_BACKWARD,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
+    SOFTMAX,
+    SOFTMAX_BACKWARD,
+    SQUARE,
+)
 from registry.correctness.other_views import other_views
 
 
@@ -46,6 +56,18 @@ def test_heads_have_masks_of_their_own_which_all_batches_share() -> None:
     mask = found[ATTENTION.parsed.names.index("mask")]
     assert (which, mask.shape[:2]) == ("per-head", (1, 4))
     assert not mask[:, :1].equal(mask[:, 1:2])
+
+
+def test_each_gradient_is_needed_alone_where_it_is_made_at_all() -> None:
+    for op, absent in ((RMS_NORM_BACKWARD, {}), (LINEAR_BACKWARD, {"bias": False})):
+        needed = ["need_x", "need_weight"]
+        problem = op.problem_of({**op.examples[0], **absent})
+        values = op.draw(problem, op.kinds[0], torch.Generator().manual_seed(1))
+        views = {which: call for which, call in other_views(op, problem, values) if which.endswith(" alone")}
+        assert list(views) == [f"{name} alone" for name in needed]  # an absent bias has no gradient
+        for name in needed:
+            named = dict(zip(op.parsed.names, views[f"{name} alone"], strict=True))
+            assert [one for one, value in named.items() if one.startswith("need_") and value] == [name]
 
 
 @pytest.mark.parametrize("op", [ATTENTION, CROSS_ENTROPY], ids=lambda op: op.name)

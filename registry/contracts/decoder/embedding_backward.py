@@ -106,4 +106,5 @@ EMBEDDING_BACKWARD = Op(
     check=check_embedding,
     check_data=partial(check_indices_data, "embedding_backward"),
     independent=frozenset({"indices"}),
+    numbers=frozenset({"padding_idx"}),
 )

@@ -155,7 +155,7 @@ CROSS_ENTROPY = Op(
     check=check_loss,
     check_data=partial(check_target_data, "cross_entropy"),
     independent=frozenset({"target"}),
-    numbers=frozenset({"label_smoothing"}),
+    numbers=frozenset({"label_smoothing", "ignore_index"}),
     forms=cross_entropy_forms,
     backward=Backward(op="cross_entropy_backward", saved=("logits", "target", "weight", "lse")),
 )

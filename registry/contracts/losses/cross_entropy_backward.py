@@ -174,5 +174,5 @@ CROSS_ENTROPY_BACKWARD = Op(
     check=check_loss,
     check_data=partial(check_target_data, "cross_entropy_backward"),
     independent=frozenset({"target"}),
-    numbers=frozenset({"label_smoothing"}),
+    numbers=frozenset({"label_smoothing", "ignore_index"}),
 )

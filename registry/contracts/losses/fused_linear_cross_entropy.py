@@ -154,7 +154,7 @@ FUSED_LINEAR_CROSS_ENTROPY = Op(
     check=check_linear_loss,
     check_data=partial(check_target_data, "fused_linear_cross_entropy"),
     independent=frozenset({"target"}),
-    numbers=frozenset({"label_smoothing"}),
+    numbers=frozenset({"label_smoothing", "ignore_index"}),
     backward=Backward(op="fused_linear_cross_entropy_backward", saved=("x", "weight", "target", "bias", "lse")),
     weights=frozenset({"weight", "bias"}),
 )

@@ -138,6 +138,6 @@ FUSED_LINEAR_CROSS_ENTROPY_BACKWARD = Op(
     check=check_linear_loss,
     check_data=partial(check_target_data, "fused_linear_cross_entropy_backward"),
     independent=frozenset({"target"}),
-    numbers=frozenset({"label_smoothing"}),
+    numbers=frozenset({"label_smoothing", "ignore_index"}),
     weights=FUSED_LINEAR_CROSS_ENTROPY.weights,
 )

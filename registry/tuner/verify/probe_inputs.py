@@ -16,7 +16,7 @@ from ...contract import Op
 from ...correctness.bounds import Bounds, bounds_of
 from ...correctness.expanded import EXPANDED, expanded_inputs, is_any_expanded, loose_bounds, reference_of_expanded
 from ...correctness.numerics import own_error, reference64
-from ...correctness.other_numbers import other_numbers, reference_of_changed
+from ...correctness.other_numbers import renumbered
 from ...correctness.other_sizes import OtherSize, ProblemLimits, other_sizes
 from ...correctness.other_views import layouts_of_views, other_views
 from ...correctness.poisoned_layouts import (
@@ -219,11 +219,10 @@ def cases_with_other_numbers(
     for kind in kinds if op.numbers else ():
         try:
             values = drawn(kind)
-            changed = other_numbers(op, problem, values, secrets.randbelow(_SEEDS))
-            reference = None if changed is None else reference_of_changed(op, values, changed)
-            if changed is None or reference is None:
+            found = renumbered(op, problem, values, secrets.randbelow(_SEEDS))
+            if found is None:
                 continue
-            case = case_of(changed, reference)
+            case = case_of(*found)
         except Exception as fault:  # an author's inputs may raise anything, and so may an op for such numbers
             if out_of_memory(fault):
                 raise
