@@ -9,6 +9,7 @@ import torch
 
 from ..contract import Op
 from ..correctness.expanded import EXPANDED, reference_of_expanded
+from ..correctness.grad_modes import GRAD_MODES, OTHER_MODES
 from ..correctness.other_sizes import OtherSize, false_claim, other_sizes, sizes_apart
 from ..correctness.other_views import layouts_of_views, other_views
 from ..correctness.poisoned_layouts import PoisonedLayout, adds_nothing, layouts_on
@@ -47,13 +48,14 @@ def check_implementation(
     that are not aligned, columns of a wider tensor, not contiguous at all, or only every other tensor, and on a CPU
     expanded: numbers against the float64 reference, dtype, strides, aliasing, writes beside the outputs, arguments and
     scratch, changed inputs, a second and a third run over outputs in which some and all numbers were changed, inputs
-    that change in place, other numbers than its kinds of inputs have (``Op.numbers``), on a CPU tensors of one
-    more dimension and a ``dim`` that is not the last, memory that two calls return, several runs bit by bit unless
-    ``deterministic`` is False, and two threads at once. What was bound for the problem is then run, as a call of
-    another size would, at a smaller, a larger and a size that is a multiple of 16 where the problem's is none, or
-    none where it is one, along each dynamic dimension; where it is twice as large, also columns of a wider tensor,
-    transposed and expanded tensors. An implementation with code of its own for untuned sizes, ``bind_untuned``,
-    runs that there. What the implementation says it does not support is skipped, with its reasons.
+    that change in place, other numbers than its kinds of inputs have (``Op.numbers``), torch's modes without gradients,
+    on a CPU tensors of one more dimension, a ``dim`` that is not the last and gradients that are needed alone, memory
+    that two calls return, several runs bit by bit unless ``deterministic`` is False, and two threads at once. What was
+    bound for the problem is then run, as a call of another size would, at a smaller, a larger and a size that is a
+    multiple of 16 where the problem's is none, or none where it is one, along each dynamic dimension; where it is twice
+    as large, also columns of a wider tensor, transposed and expanded tensors. An implementation with code of its own
+    for untuned sizes, ``bind_untuned``, runs that there. What the implementation says it does not support is skipped,
+    with its reasons.
     """
     refuse_unlike("check_implementation", "implementation", implementation, Implementation)
     refuse_unlike("check_implementation", "op", op, Op)
@@ -168,9 +170,20 @@ def _layout_faults(
     ):  # else they would tell the same once more
         yield from _view_faults(notes, op, candidate, problem, device)
     yield from repeating_faults(plan, given)
+    if layout == "contiguous" and not is_wrong:
+        yield from _mode_faults(plan, op, problem, device)
     if layout == "contiguous":
         yield from changed_faults(plan, GivenInputs(op, problem, kinds[0], device, layout))
         yield from concurrent_faults(plan, device)
+
+
+def _mode_faults(plan: Plan, op: Op, problem: Problem, device: Device) -> Iterator[str]:
+    """Faults of a call while torch records no gradients."""
+    for mode in OTHER_MODES:
+        fresh = GivenInputs(op, problem, op.kinds[0], device, "contiguous")
+        with GRAD_MODES[mode]():
+            faults = list(guarded(run_faults(plan, fresh, 0), plan.candidate.implementation))
+        yield from (f"in {mode}: {fault}" for fault in faults)
 
 
 def _number_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem, device: Device) -> Iterator[str]:

@@ -49,6 +49,27 @@ class HonestAtAnySize(Square):
     name = "other.any_size"
 
 
+class TrainedAlone(Square):
+    """Right where torch records gradients, as it does where implementations are tuned."""
+
+    name = "other.trained"
+
+    def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
+        torch.mul(x, x, out=y) if torch.is_grad_enabled() else y.zero_()
+
+
+class ByVersions(Square):
+    """Reads the version of a tensor that it makes, which has none in inference mode."""
+
+    name = "other.versions"
+
+    def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
+        made = torch.empty_like(y)
+        torch.mul(x, x, out=made)
+        if made._version:
+            y.copy_(made)
+
+
 class ChangesItsInputForAWhile(Square):
     """Puts its input back, which another thread may have read."""
 

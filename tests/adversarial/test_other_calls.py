@@ -69,6 +69,8 @@ RIGHT = {
 FALSE = "says any_size = True, but the run that bind() returned for n={} is wrong for n={}"
 REMEDY = "Take sizes and strides from the tensors that the run is given, or say any_size = False"
 REFUSED = {
+    "trained": " in no-grad, where dispatch may run it: y",
+    "versions": " in inference-mode, where dispatch may run it: it raises RuntimeError: Inference tensors",
     "bound_size": FALSE.format(20_002, 60_006),
     "first_size": FALSE.format(20_002, 60_006),
     "smaller_size": FALSE.format(20_002, 1),
@@ -160,6 +162,8 @@ TOLD = {
     "bound_size": FALSE.format(1000, 3000),
     "first_size": FALSE.format(1000, 3000),
     "smaller_size": FALSE.format(1000, 500),
+    "trained": "in no-grad: y",
+    "versions": "in inference-mode: ",
     "past_scratch": "it writes outside its scratch space",
     "first_strides": " strided-dense other.first_strides",
     "second_strides": " strided-dense other.second_strides",

@@ -129,6 +129,8 @@ REFUSED: dict[str, str | tuple[str, ...]] = {
     "other.first_size": "wrong_result",
     "other.smaller_size": "error",
     "other.known_sizes": "wrong_result",
+    "other.trained": "wrong_result",
+    "other.versions": "error",
     "other.workspace": "wrong_result",
     "other.kept_strides": "wrong_result",
     "other.kept_rows": "wrong_result",

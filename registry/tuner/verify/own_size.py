@@ -29,7 +29,9 @@ _FEWEST = 2
 
 
 def probes_of_own_size(session: Session) -> Iterator[Probe]:
-    """The problem of a session in every layout and with other numbers; two threads meet in the layouts ``_IN_PAIRS``.
+    """The problem of a session in every layout, as a model is served, and with other numbers.
+
+    Two threads meet in the layouts ``_IN_PAIRS``.
 
     Inputs and references are those of verification, in memory of their own.
     """
@@ -40,6 +42,7 @@ def probes_of_own_size(session: Session) -> Iterator[Probe]:
         if probe is not None:
             in_pairs = layout in _IN_PAIRS
             yield replace(probe, beside=_of_case(session, session.other_case, layout)) if in_pairs else probe
+            yield from [replace(probe, mode="inference-mode")] if layout == "contiguous" else ()
     kinds = telling_kinds(session.op, session.values)
     for found in cases_with_other_numbers(session.op, session.problem, kinds, session.values, session.case_of):
         probe = _of_case(session, found, "contiguous")

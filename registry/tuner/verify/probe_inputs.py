@@ -15,6 +15,7 @@ from ...arguments.schema import tensors_in
 from ...contract import Op
 from ...correctness.bounds import Bounds, bounds_of
 from ...correctness.expanded import EXPANDED, expanded_inputs, is_any_expanded, loose_bounds, reference_of_expanded
+from ...correctness.grad_modes import OTHER_MODES, GradMode
 from ...correctness.numerics import own_error, reference64
 from ...correctness.other_numbers import renumbered
 from ...correctness.other_sizes import OtherSize, ProblemLimits, other_sizes
@@ -74,6 +75,8 @@ class Probe:
     is_own: bool = False
     kind: str = ""
     """The kind of inputs, "" for the op's first."""
+    mode: GradMode = "grad"
+    """torch's mode in which the candidate runs."""
 
     @property
     def held(self) -> Iterator[torch.Tensor | Bounds | Surrounded]:
@@ -90,8 +93,14 @@ class Probe:
         """The layout and the kind of the inputs; "" for row-major ones of the op's first kind."""
         return " ".join(filter(None, ("" if self.layout == "contiguous" else self.layout, self.kind)))
 
+    @property
+    def is_usual(self) -> bool:
+        """True for row-major inputs of the problem that is tuned, in the usual mode."""
+        return self.is_own and self.layout == "contiguous" and self.mode == "grad"
+
     def __str__(self) -> str:
-        return f"{self.problem} with {self.which} inputs" if self.which else str(self.problem)
+        shown = f"{self.problem} with {self.which} inputs" if self.which else str(self.problem)
+        return shown if self.mode == "grad" else f"{shown} in {self.mode}"
 
 
 def probe_problems(op: Op, problem: Problem, device: Device) -> tuple[Problem, ...]:
@@ -151,6 +160,7 @@ def small_probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
         for probe in drawn.laid_out(each, layout):
             # the largest, where calls of two threads take long enough to meet
             in_pairs = each is problems[-1] and layout == "contiguous"
+            yield from (replace(probe, mode=mode) for mode in (OTHER_MODES if in_pairs else ()))
             yield drawn.in_pair(probe) if in_pairs else probe
     for each in problems:
         yield from drawn.of_other_kinds(each)

@@ -17,6 +17,7 @@ from ...arguments.schema import handed_out, tensors_in, with_tensors
 from ...artifact import Artifact
 from ...contract import Op, as_tuple
 from ...correctness.bounds import holding
+from ...correctness.grad_modes import GRAD_MODES
 from ...correctness.numerics import judged
 from ...correctness.other_sizes import false_claim
 from ...correctness.output_faults import output_faults
@@ -364,7 +365,8 @@ def _check_on(
     copy = iter(copies)
     values = with_tensors(probe.values, lambda _: next(copy).tensor) if copies else probe.values
     arguments, space = plan.prepared.extend(values), [each.tensor for each in scratch]
-    returned = plan.run(handed_out(given), handed_out(arguments), handed_out(space))
+    with GRAD_MODES[probe.mode]():
+        returned = plan.run(handed_out(given), handed_out(arguments), handed_out(space))
     found = as_tuple(returned) if functional else given
     if faults := output_faults(found, plan.signature.outputs, values):
         raise WrongError("wrong_result", "; ".join(faults))
@@ -393,6 +395,6 @@ def _why_any(op: Op, probe: Probe, calls: Sequence[Tensors], told: _Told) -> str
 
 
 def _told(probe: Probe, fault: str, remedy: str = "") -> str:
-    if probe.is_own and probe.layout == "contiguous":
+    if probe.is_usual:
         return f"right here, but not in every call that dispatch may give to it: {fault}{remedy}"
     return f"right here, but not for {probe}, where dispatch may run it: {fault}{remedy}"

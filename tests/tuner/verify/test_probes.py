@@ -13,6 +13,7 @@ import torch
 from registry.artifact import Artifact, Signature, Target, Variant
 from registry.contract import Op
 from registry.contracts import SOFTMAX, SQUARE
+from registry.correctness.grad_modes import OTHER_MODES
 from registry.device import Device
 from registry.dispatch.plans.other_size import bound_by_call
 from registry.dispatch.plans.plan import Candidate
@@ -85,17 +86,18 @@ def test_columns_of_a_wider_tensor_are_tried_where_there_are_rows() -> None:
     session = session_of_rows()
     plan = bound_by_call(SOFTMAX, Candidate(Custom("softmax", softmax), {}), session.problem, session.arguments, CPU)
     Probes(CPU).check(plan, {})
-    # three sizes, two threads at the largest, six layouts, other kinds at each, other views; a smaller size, a larger
-    # one with two threads and layouts, each after its own size in that layout, and one that is no multiple of 16, each
-    # with other kinds
+    # three sizes, without gradients and two threads at the largest, six layouts, other kinds at each, other views; a
+    # smaller size, a larger one with two threads and layouts, each after its own size in that layout, and one that is
+    # no multiple of 16, each with other kinds
     dense, kinds, met = [((48, 1), True)], len(SOFTMAX.kinds) - 1, 2 + 2 * MOST_CALLS
+    modes = len(OTHER_MODES)
     unaligned, sliced, strided = ((48, 1), False), ((49, 1), True), ((99, 2), True)
     expanded = [((0, 1), True), ((0, 0), True)]
     apart = [unaligned, sliced, ((1, 37), True), strided, *expanded]
     pairs = [unaligned, unaligned, sliced, sliced, ((1, 64), True), ((1, 208), True), strided, strided]
     pairs += [each for each in expanded for _ in range(2)]
     views = [((48, 48, 1), True), ((50, 49, 1), True), ((37, 1), True), ((38, 1), True)]
-    first, second = (2 + met) * dense + apart + 3 * kinds * dense + views, (1 + kinds) * dense
+    first, second = (2 + modes + met) * dense + apart + 3 * kinds * dense + views, (1 + kinds) * dense
     assert seen == first + second + met * dense + pairs + kinds * dense + second
     seen.clear()
     session = Session(SQUARE, SQUARE.problem_of({"n": 1000, "dtype": "float32"}), CPU, PROTOCOL, 7)
@@ -103,7 +105,7 @@ def test_columns_of_a_wider_tensor_are_tried_where_there_are_rows() -> None:
     Probes(CPU).check(plan, {})
     dense, apart = [((1,), True)], [((1,), False), ((2,), True), ((0,), True)]
     views = [((1, 1), True), ((2, 1), True)]
-    first, second = (2 + met) * dense + apart + 3 * kinds * dense + views, (1 + kinds) * dense
+    first, second = (2 + modes + met) * dense + apart + 3 * kinds * dense + views, (1 + kinds) * dense
     pairs = [each for each in apart for _ in range(2)]
     assert seen == first + second + met * dense + pairs + kinds * dense + second
 
@@ -126,7 +128,7 @@ def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
         return len(runs)
 
     met, layouts, kinds = 2 + 2 * MOST_CALLS, 6, len(SOFTMAX.kinds) - 1
-    shared, own = 2 + met + layouts + 3 * kinds + 2 * 2, met + 2 * layouts + kinds + 2 * (1 + kinds)
+    shared, own = 2 + len(OTHER_MODES) + met + layouts + 3 * kinds + 2 * 2, met + 2 * layouts + kinds + 2 * (1 + kinds)
     # three times 8192 rows cost too much: what is bound for 1024 of them is run there, and on 2048; closely, what is
     # bound for 512 of them, there and on 1024, in fewer calls
     met_less = 2 + 2 * 21
