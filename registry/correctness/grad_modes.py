@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+
+from ..arguments.schema import with_tensors
+from ..contract import Op
 
 GradMode = Literal["grad", "no-grad", "inference-mode"]
 
@@ -20,6 +23,16 @@ GRAD_MODES: Mapping[GradMode, Callable[[], AbstractContextManager[None]]] = {
     "inference-mode": torch.inference_mode,
 }
 """A context manager of each mode."""
+
+
+def made_in(mode: GradMode, op: Op, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values of a call as a caller in that mode has them: activations are made in it, weights before."""
+    if mode != "inference-mode":
+        return values
+    named = zip(op.parsed.names, values, strict=True)
+    with torch.inference_mode():
+        return tuple(value if name in op.weights else with_tensors((value,), torch.clone)[0] for name, value in named)
+
 
 OTHER_MODES: tuple[GradMode, ...] = ("no-grad", "inference-mode")
 """Those that verification is not in anyway."""

@@ -9,7 +9,7 @@ import torch
 
 from ..contract import Op
 from ..correctness.expanded import EXPANDED, reference_of_expanded
-from ..correctness.grad_modes import GRAD_MODES, OTHER_MODES
+from ..correctness.grad_modes import GRAD_MODES, OTHER_MODES, made_in
 from ..correctness.other_sizes import OtherSize, false_claim, other_sizes, sizes_apart
 from ..correctness.other_views import layouts_of_views, other_views
 from ..correctness.poisoned_layouts import PoisonedLayout, adds_nothing, layouts_on
@@ -181,6 +181,7 @@ def _mode_faults(plan: Plan, op: Op, problem: Problem, device: Device) -> Iterat
     """Faults of a call while torch records no gradients."""
     for mode in OTHER_MODES:
         fresh = GivenInputs(op, problem, op.kinds[0], device, "contiguous")
+        fresh.values = fresh.values if op.parsed.mutates else made_in(mode, op, fresh.values)
         with GRAD_MODES[mode]():
             faults = list(guarded(run_faults(plan, fresh, 0), plan.candidate.implementation))
         yield from (f"in {mode}: {fault}" for fault in faults)

@@ -59,15 +59,13 @@ class TrainedAlone(Square):
 
 
 class ByVersions(Square):
-    """Reads the version of a tensor that it makes, which has none in inference mode."""
+    """Reads its input's version, which a tensor that was made in inference mode has not."""
 
     name = "other.versions"
 
     def write(self, x: torch.Tensor, y: torch.Tensor, problem: Problem) -> None:
-        made = torch.empty_like(y)
-        torch.mul(x, x, out=made)
-        if made._version:
-            y.copy_(made)
+        if x._version >= 0:
+            torch.mul(x, x, out=y)
 
 
 class ChangesItsInputForAWhile(Square):

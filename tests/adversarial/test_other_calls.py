@@ -69,7 +69,7 @@ RIGHT = {
 FALSE = "says any_size = True, but the run that bind() returned for n={} is wrong for n={}"
 REMEDY = "Take sizes and strides from the tensors that the run is given, or say any_size = False"
 REFUSED = {
-    "trained": " in no-grad, where dispatch may run it: y",
+    "trained": "right here, but not for square(n=4099, dtype=float32)",
     "versions": " in inference-mode, where dispatch may run it: it raises RuntimeError: Inference tensors",
     "bound_size": FALSE.format(20_002, 60_006),
     "first_size": FALSE.format(20_002, 60_006),
@@ -91,7 +91,7 @@ REFUSED = {
     "two_eps_here": "not in every call that dispatch may give to it",
     "usual_scale": "with renumbered inputs",
     "one_softcap": "with renumbered inputs",
-    "padding": "ends inputs: y[0, 0] is 0",
+    "padding": "0] is 0, expected ",
     "one_mask": "with per-head inputs",
     "two_ignored": "with renumbered inputs",
     "together": "alone inputs",

@@ -37,7 +37,8 @@ def embedding_reference(indices: torch.Tensor, weight: torch.Tensor, padding_idx
 
 def _inputs(problem: Problem, kind: str, generator: torch.Generator) -> tuple[Any, ...]:
     weight = fills.normal((problem.vocabulary, problem.cols), problem.torch_dtype, generator)
-    indices, padding = draw_indices(problem, generator), None
+    # one plan answers all kinds: each has a row that is padding
+    indices, padding = draw_indices(problem, generator), int(problem.vocabulary) - 1
     if kind == "ends":
         # the first and the last row in turn, of which the first is padding: a copy all the same
         padding = 0

@@ -17,7 +17,7 @@ from ...arguments.schema import handed_out, tensors_in, with_tensors
 from ...artifact import Artifact
 from ...contract import Op, as_tuple
 from ...correctness.bounds import holding
-from ...correctness.grad_modes import GRAD_MODES
+from ...correctness.grad_modes import GRAD_MODES, made_in
 from ...correctness.numerics import judged
 from ...correctness.other_sizes import false_claim
 from ...correctness.output_faults import output_faults
@@ -364,6 +364,7 @@ def _check_on(
     given = tuple(each.tensor for each in into)
     copy = iter(copies)
     values = with_tensors(probe.values, lambda _: next(copy).tensor) if copies else probe.values
+    values = values if op.parsed.mutates else made_in(probe.mode, op, values)
     arguments, space = plan.prepared.extend(values), [each.tensor for each in scratch]
     with GRAD_MODES[probe.mode]():
         returned = plan.run(handed_out(given), handed_out(arguments), handed_out(space))
