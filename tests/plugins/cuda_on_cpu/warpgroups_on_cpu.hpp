@@ -2,8 +2,9 @@
 // What kernels/tensor_map.cuh, tensor_core.cuh and warpgroup.cuh have, for a CPU: one thread block after another, each
 // CUDA thread a fiber that runs until it must wait for others. Copies of tiles, and products of a warpgroup, happen when
 // they are asked for or, if `late`, when somebody waits for them: a kernel that waits too little, or gives a tile back too
-// early, is wrong in one of the two. Waits that never end, and addresses outside of shared memory, are faults. Included in
-// place of those files, before a kernel's text.
+// early, is wrong in one of the two. Products and the copy engine see what threads wrote to shared memory from a fence on.
+// Waits that never end, products without a fence before them, and addresses outside of shared memory, are faults. Included
+// in place of those files, before a kernel's text.
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -55,13 +56,15 @@ struct Turn {
   unsigned here = 0, round = 0;
 };
 struct Fiber : Resumable {
+  bool fenced = false;                                     // since it last waited for products
   std::vector<std::function<void()>> open;                 // products that are not in a group
   std::vector<std::vector<std::function<void()>>> groups;  // that are not waited for
 };
 constexpr unsigned BASE = 16;  // where shared memory begins: not at a pattern's begin
 static bool late;
 static unsigned threads;
-static std::vector<char> memory;
+static std::vector<char> memory, shown;  // as threads have it, and as products and the copy engine do
+static const char *watched[2];            // where bytes may be copied from, if that is known
 static std::map<unsigned, Barrier> barriers;
 static std::map<unsigned, Turn> turns;
 static std::vector<Warp> warps;
@@ -75,7 +78,7 @@ inline unsigned swizzle(unsigned address) { return address ^ (address >> 7 & 7) 
 inline unsigned short *half_at(unsigned address) {
   static unsigned short nowhere;
   if (address < BASE || address + 2 > BASE + memory.size()) return refuse("an address outside of shared memory"), &nowhere;
-  return (unsigned short *)&memory[address - BASE];
+  return (unsigned short *)&shown[address - BASE];
 }
 inline void copy_tile(const HeadMap &map, unsigned to, const int (&first)[4]) {
   for (int row = 0; row < map.height; ++row)
@@ -85,7 +88,10 @@ inline void copy_tile(const HeadMap &map, unsigned to, const int (&first)[4]) {
       long long place = at[0];
       for (int k = 0; k < 4; ++k) inside = inside && at[k] >= 0 && at[k] < map.sizes[k];
       for (int k = 1; k < 4; ++k) place += at[k] * map.strides[k - 1];
-      *half_at(swizzle(to + row * 128 + column * 2)) = inside ? map.data[place] : 0;
+      const unsigned there = swizzle(to + row * 128 + column * 2);
+      const unsigned short half = inside ? map.data[place] : 0;
+      *half_at(there) = half;
+      std::memcpy(&memory[there - BASE], &half, 2);
     }
 }
 inline float value_of(__half number) { return __half2float(number); }
@@ -112,6 +118,7 @@ struct Operand {
   }
 };
 inline void ask(std::function<void()> product) {
+  if (!own_fiber().fenced) refuse("a product without a fence");
   if (late)
     own_fiber().open.push_back(std::move(product));
   else
@@ -171,13 +178,14 @@ template <int COUNT> void multiply_values(float (&sum)[COUNT], const unsigned (&
         [&](unsigned k, unsigned column) { return cpu::number_of(right.of_k(k, column)); });
   });
 }
-inline void begin_products() {}
+inline void begin_products() { cpu::own_fiber().fenced = true; }
 inline void close_products() {
   cpu::own_fiber().groups.push_back(std::move(cpu::own_fiber().open));
   cpu::own_fiber().open.clear();
 }
 template <int PENDING> void await_products() {
   auto &groups = cpu::own_fiber().groups;
+  cpu::own_fiber().fenced = false;
   for (; groups.size() > PENDING; groups.erase(groups.begin()))
     for (auto &product : groups.front()) product();
 }
@@ -209,22 +217,38 @@ inline void await(unsigned barrier, unsigned parity) {
     if (copies.empty()) cpu::pause();
   }
 }
-inline void load_head_tile(unsigned to, Map map, int column, int row, int head, int batch, unsigned barrier) {
-  // a thread that asks for copies may have ended when they happen
-  const auto copy = [=, tiles = *(const HeadMap *)map] {
-    cpu::copy_tile(tiles, to, {column, row, head, batch});
+// A thread that asks for a copy may have ended when it happens.
+template <typename Copy> void ask_for_copy(Copy copy, unsigned bytes, unsigned barrier) {
+  const auto whole = [=] {
+    copy();
     cpu::Barrier &found = barrier_at(barrier);
-    found.bytes -= tiles.height * 128;
+    found.bytes -= bytes;
     found.settle();
   };
   cpu::progress = true;
   if (cpu::late)
-    barrier_at(barrier).copies.push_back(copy);
+    barrier_at(barrier).copies.push_back(whole);
   else
-    copy();
+    whole();
+}
+inline void load_head_tile(unsigned to, Map map, int column, int row, int head, int batch, unsigned barrier) {
+  const auto copy = [=, tiles = *(const HeadMap *)map] { cpu::copy_tile(tiles, to, {column, row, head, batch}); };
+  ask_for_copy(copy, ((const HeadMap *)map)->height * 128, barrier);
+}
+inline void copy_bytes(unsigned to, const void *from, unsigned bytes, unsigned barrier) {
+  const char *begin = (const char *)from;
+  if ((to | bytes | (unsigned long long)begin) % 16) return cpu::refuse("a copy that is not aligned");
+  if (to < cpu::BASE || to + bytes > cpu::BASE + cpu::memory.size()) return cpu::refuse("a copy outside of shared memory");
+  if (cpu::watched[0] && (begin < cpu::watched[0] || begin + bytes > cpu::watched[1]))
+    return cpu::refuse("a copy from outside of its tensor");
+  const auto copy = [=] {
+    std::memcpy(&cpu::memory[to - cpu::BASE], begin, bytes);
+    std::memcpy(&cpu::shown[to - cpu::BASE], begin, bytes);
+  };
+  ask_for_copy(copy, bytes, barrier);
 }
 inline void prefetch_map(Map) {}
-inline void show_writes() {}
+inline void show_writes() { cpu::shown = cpu::memory; }
 template <int COUNT> void take_registers() {}
 template <int COUNT> void give_registers() {}
 inline void __syncthreads() { cpu::block.wait(); }
@@ -248,8 +272,14 @@ inline float __shfl_xor_sync(unsigned, float value, int apart) {
 }
 
 namespace cpu {
+// A parameter that is a pointer of whatever type the kernel says.
+struct Pointer {
+  void *to;
+  template <typename Element> operator Element *() const { return (Element *)to; }
+};
 template <typename Work> void run_block(unsigned bytes, Work &work) {
   memory.assign(bytes, (char)0xff);  // halves that are not a number
+  shown = memory;
   barriers.clear(), turns.clear();
   warps.assign(threads / 32, {});
   block = {threads};

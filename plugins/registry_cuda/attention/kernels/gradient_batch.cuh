@@ -1,0 +1,15 @@
+// A batch of sequences of one length, of which a head has `tiles` of held rows and `term_blocks` of terms.
+struct Sequences {
+  static constexpr bool PACKED = false;
+  int held_len, streamed_len, tiles, term_blocks;
+
+  // The sequence of head `flat` of all batches' heads.
+  __device__ Sequence find(int &, int flat) const {
+    const int batch = flat / HELD_HEADS;
+    return {held_len, streamed_len, 0, 0, batch, (long long)batch * HEADS * term_blocks};
+  }
+  __device__ int blocks() const { return tiles; }
+  // The tile of a head that runs as number `rank`: the first keys are seen by the most queries, the last queries see the
+  // most keys.
+  __device__ int in_order(int rank) const { return BY_KEYS ? rank : tiles - 1 - rank; }
+};
