@@ -72,8 +72,9 @@ class WgmmaAttentionBackward(WgmmaBackward):
             lengths, heads = lengths[::-1], problem.batch * problem.kv_heads
             at_once = heads
         blocks = -(-lengths[0] // one.rows)
-        sizes = (*logit_arguments(problem), *lengths, blocks, _term_blocks(problem, config), heads, at_once)
-        return self.pass_launch(problem, one, config, device, heads * blocks, sizes)
+        terms = config["queries"], _term_blocks(problem, config)
+        sizes = (*logit_arguments(problem), *lengths, blocks, *terms, heads, at_once)
+        return self.pass_launch(problem, one, device, heads * blocks, sizes)
 
 
 def _term_blocks(problem: Problem, config: Config) -> int:

@@ -76,10 +76,9 @@ class PackedWgmmaAttentionBackward(WgmmaBackward):
         if one.by_keys:
             offsets, totals = offsets[::-1], totals[::-1]
             heads = at_once = problem.kv_heads
-        tiles, blocks = _blocks(totals[0], problem.sequences, one.rows), _term_blocks(problem, config)
-        numbers = (problem.sequences, *totals, tiles, blocks, at_once)
-        sizes = (*offsets, *logit_arguments(problem), *numbers)
-        return self.pass_launch(problem, one, config, device, heads * tiles, sizes)
+        tiles = _blocks(totals[0], problem.sequences, one.rows)
+        numbers = (problem.sequences, *totals, tiles, config["queries"], _term_blocks(problem, config), at_once)
+        return self.pass_launch(problem, one, device, heads * tiles, (*offsets, *logit_arguments(problem), *numbers))
 
 
 def _blocks(total: int, sequences: int, size: int) -> int:

@@ -10,7 +10,6 @@
 // whose products less a row's delta are the changes of weights.
 //
 //   BEFORE, AFTER   a held row sees streamed ones from so many before its own to so many behind it; -1: all there are
-//   QUERIES         rows of a block of terms, which are the queries that stream at once
 
 constexpr int LANES = 32, WARPS = 4, WIDTH = 128;
 constexpr int MULTIPLIERS = WARPGROUPS * WARPS * LANES, THREADS = MULTIPLIERS + WARPS * LANES;
@@ -22,11 +21,9 @@ constexpr int SCORES = BLOCK / 2, SUMS = SPAN / 2;         // of a thread
 constexpr int PATTERN = 1024;                              // bytes after which the swizzle repeats; barriers lie in the first
 constexpr int HELD_BYTES = PARTS * ROWS * WIDTH;           // of one of two tensors
 constexpr int BLOCK_BYTES = PARTS * BLOCK * WIDTH;
-constexpr int BLOCK_TERMS = 2 * QUERIES;                   // floats: of each row its log-sum-exp, then of each its delta
-constexpr int TERM_BYTES = BY_KEYS ? BLOCK_TERMS * 4 : 0;  // that stream with a block
+constexpr int TERM_BYTES = BY_KEYS ? 8 * BLOCK : 0;        // that stream with a block: log-sum-exps and deltas
 constexpr float LOG2E = 1.4426950408889634f;
 static_assert(STAGES > 1, "a block is waited for before the one before it is given back");
-static_assert(!BY_KEYS || BLOCK == QUERIES, "terms stream by the blocks of their rows");
 
 // The address in shared memory where the first pattern begins.
 __device__ inline unsigned first_pattern() { return (shared_address(dynamic_shared()) + PATTERN - 1) / PATTERN * PATTERN; }

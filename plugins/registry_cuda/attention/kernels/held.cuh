@@ -2,24 +2,31 @@
 //
 // A text before this one has `struct Sequences`, which knows where the rows of a tile begin and end.
 
-// The blocks are `begin` to `end`, of which all held rows see all rows of those from `whole_begin` to `whole_end`. Streamed
-// queries that are not there have terms of which weights are 0, so that their block needs no mask.
+// There are `count` blocks: first `whole` ones, of which all held rows see all rows, from number `whole_begin` on; then those
+// before and behind them, from number `begin` on. Streamed queries that are not there have terms of which weights are 0, so
+// that their block is as a whole one.
 struct Tile {
-  static constexpr bool ENDS_WHOLE = BY_KEYS && AFTER < 0;
   Sequence sequence;
-  int row, head, begin, end, whole_begin, whole_end;
+  static constexpr bool ALL_WHOLE = BY_KEYS && AFTER < 0;  // from `whole_begin` on
+  int row, head, begin, whole_begin, whole, count;
 
   __device__ Tile(int place, int flat, const Sequences &sequences)
       : sequence(sequences.find(place, flat)), row(place * ROWS), head(flat % HELD_HEADS), begin(0), whole_begin(0) {
     const int own = row + sequence.shift(), last = min(row + ROWS, sequence.held_len) - 1 + sequence.shift();
     const int seen = min(over(last), sequence.streamed_len), all = min(over(own), sequence.streamed_len);
-    end = seen > 0 ? (seen + BLOCK - 1) / BLOCK : 0;
-    whole_end = ENDS_WHOLE ? end : all > 0 ? all / BLOCK : 0;
+    const int end = seen > 0 ? (seen + BLOCK - 1) / BLOCK : 0, whole_end = ALL_WHOLE ? end : all > 0 ? all / BLOCK : 0;
     if (BEFORE >= 0) {
-      begin = max(under(own), 0) / BLOCK;
-      whole_begin = (max(under(row + ROWS - 1 + sequence.shift()), 0) + BLOCK - 1) / BLOCK;
+      begin = min(max(under(own), 0) / BLOCK, end);
+      whole_begin = min((max(under(row + ROWS - 1 + sequence.shift()), 0) + BLOCK - 1) / BLOCK, end);
     }
-    begin = min(begin, end);
+    count = end - begin;
+    whole = max(whole_end - whole_begin, 0);
+  }
+  // The block that is taken as number `turn`.
+  __device__ int block(int turn) const {
+    if (turn < whole) return whole_begin + turn;
+    const int edge = begin + turn - whole;
+    return edge < whole_begin ? edge : edge + whole;
   }
   // No row: of packed sequences some tiles are not filled, and where offsets are wrong a row may be below 0.
   __device__ bool is_empty() const { return (unsigned)row >= (unsigned)sequence.held_len; }
@@ -71,14 +78,14 @@ struct Ring {
   __device__ unsigned terms() const { return held(2) + STAGES * 2 * BLOCK_BYTES + stage * TERM_BYTES; }
 };
 
-// Terms of rows of queries: QUERIES log-sum-exps in units of the exponential with base 2, then as many deltas, by blocks of a
-// head's rows, of which a head of all sequences has `blocks`.
+// Terms of blocks of `queries` rows: as many log-sum-exps in units of the exponential with base 2, then as many deltas. A head
+// of all sequences has `blocks`. Where queries stream, a block of them has one of terms.
 struct Terms {
   const float *from;
-  int blocks;
+  int queries, blocks;
 
   __device__ const float *of_block(const Tile &tile, int member, int block) const {
-    return from + (tile.sequence.first_terms + (long long)tile.query_head(member) * blocks + block) * BLOCK_TERMS;
+    return from + (tile.sequence.first_terms + (long long)tile.query_head(member) * blocks + block) * 2 * queries;
   }
 };
 
@@ -93,12 +100,12 @@ struct Fetcher {
     for (; tiles.exists(); ++tiles.turn) {
       if (!tiles.is_mine()) continue;
       const Tile tile = tiles.tile();
-      if (tile.is_empty() || tile.begin == tile.end) continue;
+      if (tile.is_empty() || !tile.count) continue;
       fetch_held(tile);
 #pragma unroll 1
       for (int member = 0; member < MEMBERS; ++member)
 #pragma unroll 1
-        for (int block = tile.begin; block < tile.end; ++block) fetch(tile, member, block);
+        for (int turn = 0; turn < tile.count; ++turn) fetch(tile, member, tile.block(turn));
     }
   }
   __device__ void fetch_held(const Tile &tile) {

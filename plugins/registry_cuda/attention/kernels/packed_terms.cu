@@ -4,7 +4,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     varlen_row_terms(float *terms, const ELEMENT *grad_out, const ELEMENT *out, const float *lse, const int *q_begins,
                      const long long grad_token, const long long grad_head, const long long out_token,
                      const long long out_head, const long long count, const long long total_q, const long long blocks) {
-  const PackedBlocks<QUERIES> queries{q_begins, (int)count, (int)total_q};
+  const PackedBlocks queries{q_begins, (int)count, (int)total_q, QUERIES};
   const long long place = own_place(), head = place / (blocks * QUERIES);
   const int block = (int)(place / QUERIES % blocks), sequence = queries.of_block(block);
   const int row = (block - queries.first(sequence)) * QUERIES + (int)(place % QUERIES);

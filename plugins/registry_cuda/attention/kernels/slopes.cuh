@@ -49,10 +49,9 @@ struct Multiplier {
       if (!tiles.is_mine()) continue;
       const Tile tile = tiles.tile();
       if (tile.is_empty()) continue;
-      const bool seen = tile.begin < tile.end;
-      if (seen) pass(tile);
-      if (NEED_FIRST) store(tile, grad_first, by_slopes, scale, seen);
-      if (NEED_SECOND) store(tile, grad_second, by_weights, 1, seen);
+      if (tile.count) pass(tile);
+      if (NEED_FIRST) store(tile, grad_first, by_slopes, scale);
+      if (NEED_SECOND) store(tile, grad_second, by_weights, 1);
     }
   }
 
@@ -63,15 +62,12 @@ struct Multiplier {
     bool more = false;
 #pragma unroll 1
     for (int member = 0; member < MEMBERS; ++member) {
-      int block = tile.begin;
-      if (BEFORE >= 0)
+      int turn = 0;
 #pragma unroll 1
-        for (; block < min(tile.whole_begin, tile.end); ++block) more = step<true>(tile, block, more);
+      for (; turn < tile.whole; ++turn) more = step<false>(tile, tile.whole_begin + turn, more);
+      if (!Tile::ALL_WHOLE || BEFORE >= 0)
 #pragma unroll 1
-      for (; block < min(tile.whole_end, tile.end); ++block) more = step<false>(tile, block, more);
-      if (!Tile::ENDS_WHOLE)
-#pragma unroll 1
-        for (; block < tile.end; ++block) more = step<true>(tile, block, more);
+        for (; turn < tile.count; ++turn) more = step<true>(tile, tile.block(turn), more);
     }
     release(ring.held_empty());
     await_products<0>();
@@ -170,9 +166,9 @@ struct Multiplier {
     for (int half = 0; half < 2; ++half) {
       const int row = own_row(tile, half);
       const bool inside = row < tile.sequence.held_len;
-      const float *from = terms.of_block(tile, 0, row / QUERIES) + row % QUERIES;
+      const float *from = terms.of_block(tile, 0, row / terms.queries) + row % terms.queries;
       top[half] = inside ? from[0] : CUDART_INF_F;
-      delta[half] = inside ? from[QUERIES] : 0;
+      delta[half] = inside ? from[terms.queries] : 0;
     }
   }
   // The terms of columns k * 2 and on of a block, if queries stream.
@@ -184,6 +180,8 @@ struct Multiplier {
 
   // Scores become weights, as words too; with a soft cap, times its slope behind that.
   template <bool MASKED> __device__ void weigh(const Tile &tile, int block) {
+    int under[2], over[2];
+    if (MASKED) find_bounds(tile, block, under, over);
 #pragma unroll
     for (int k = 0; k < SCORES; k += 4) {
       const Pair tops = BY_KEYS ? column_terms(k, 0) : Pair{};
@@ -196,7 +194,8 @@ struct Multiplier {
           const float least = BY_KEYS ? tops.part[pair] : top[half];
           if (SOFTCAP) each = tanh_of(each * inner);
           float exponent = fmaf(each, factor, -least);
-          if (MASKED) exponent = sees(tile, half, block * BLOCK + k * 2 + lane % 4 * 2 + pair) ? exponent : -CUDART_INF_F;
+          const int place = k * 2 + pair;
+          if (MASKED && (place >= over[half] || (BEFORE >= 0 && place < under[half]))) exponent = -CUDART_INF_F;
           found[pair] = exp2_of(exponent);
           each = SOFTCAP ? found[pair] * fmaf(-each, each, 1) : found[pair];
         }
@@ -204,10 +203,15 @@ struct Multiplier {
       }
     }
   }
-  __device__ bool sees(const Tile &tile, int half, int place) const {
-    const int own = own_row(tile, half) + tile.sequence.shift();
-    const bool seen = place < min(tile.over(own), tile.sequence.streamed_len);
-    return seen && (BEFORE < 0 || place >= tile.under(own));
+  // The first and behind the last streamed row that each held one sees, behind this lane's first column of a block.
+  __device__ void find_bounds(const Tile &tile, int block, int (&under)[2], int (&over)[2]) const {
+    const int column = block * BLOCK + lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int own = own_row(tile, half) + tile.sequence.shift();
+      under[half] = tile.under(own) - column;
+      over[half] = min(tile.over(own), tile.sequence.streamed_len) - column;
+    }
   }
   // Weights and their changes become slopes, in the order in which a product reads its left operand.
   __device__ void find_slopes() {
@@ -227,7 +231,7 @@ struct Multiplier {
     }
   }
 
-  __device__ void store(const Tile &tile, ELEMENT *gradient, const float (&sum)[SUMS], float scale, bool seen) const {
+  __device__ void store(const Tile &tile, ELEMENT *gradient, const float (&sum)[SUMS], float scale) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = own_row(tile, half);
@@ -239,8 +243,8 @@ struct Multiplier {
 #pragma unroll
         for (int eight = 0; eight < 4; ++eight) {
           const float *own = &sum[(group * 4 + eight) * 4 + half * 2];
-          // of a tile that nothing was added to, sums are another's
-          words.word[eight] = seen ? rounded(own[0] * scale, own[1] * scale, ELEMENT()) : 0;
+          // the sums of a tile without a block are another's
+          words.word[eight] = tile.count ? rounded(own[0] * scale, own[1] * scale, ELEMENT()) : 0;
         }
         transpose(words);
         const int column = (group * 4 + lane % 4) * 8;
@@ -265,11 +269,10 @@ struct Multiplier {
   }
 };
 
-// By every thread of a block; a head of all sequences has `term_blocks` blocks of terms.
-__device__ inline void differentiate(const Map (&maps)[4], const Tiles &tiles, const float *from, int term_blocks,
-                                     ELEMENT *grad_first, ELEMENT *grad_second, float scale, float softcap) {
+// By every thread of a block.
+__device__ inline void differentiate(const Map (&maps)[4], const Tiles &tiles, const Terms &terms, ELEMENT *grad_first,
+                                     ELEMENT *grad_second, float scale, float softcap) {
   const Ring ring(first_pattern());
-  const Terms terms{from, term_blocks};
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       init_barrier(ring.base + 8 * stage, 1);
