@@ -6,6 +6,7 @@ import ctypes
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,14 @@ _ARGUMENTS_OF_MAP = 16
 _BESIDE = 4096
 """Elements before and behind each output, which a kernel leaves as they are."""
 _BEFORE, _BEHIND = slice(_BESIDE), slice(-_BESIDE, None)
+
+
+class Late(IntEnum):
+    """What happens when it is waited for, and not when it is asked for."""
+
+    NONE = 0
+    ALL = 1
+    PRODUCTS = 2
 
 
 class _Map(ctypes.Structure):
@@ -92,9 +101,9 @@ class Emulation:
         self._library.launch.restype = ctypes.c_char_p
 
     def __call__(
-        self, launch: Launch, maps: Maps, values: Mapping[str, Any], late: bool, watched: torch.Tensor | None = None
+        self, launch: Launch, maps: Maps, values: Mapping[str, Any], late: Late, watched: torch.Tensor | None = None
     ) -> None:
-        """Run a launch of the kernel with copies and products early or late; bytes are copied from ``watched``."""
+        """Run a launch of the kernel; bytes are copied from ``watched``."""
         if watched is not None:
             begin = watched.data_ptr()
             self._library.watch(ctypes.c_void_p(begin), ctypes.c_void_p(begin + watched.nbytes))
@@ -106,7 +115,7 @@ class Emulation:
         types = {"pointers": ctypes.c_void_p, "floats": ctypes.c_float, "numbers": ctypes.c_longlong}
         arrays = [(types[kind] * len(each))(*each) for kind, each in given.items()]
         found = (_Map * len(maps))(*(_map(values[name], tiles) for name, tiles in maps))
-        fault = self._library.launch(launch.grid[0], late, found, *arrays)
+        fault = self._library.launch(launch.grid[0], int(late), found, *arrays)
         if fault is not None:
             raise RuntimeError(fault.decode())
 
@@ -125,7 +134,7 @@ class Emulation:
         call = ", ".join([str(launch.options["block"]), str(launch.shared_bytes), "late", launch.kernel.name, *passed])
         return f"""
 extern "C" void watch(const char *begin, const char *end) {{ cpu::watched[0] = begin, cpu::watched[1] = end; }}
-extern "C" const char *launch(unsigned grid, bool late, const HeadMap *maps, void *const *pointers, const float *floats,
+extern "C" const char *launch(unsigned grid, cpu::Late late, const HeadMap *maps, void *const *pointers, const float *floats,
                               const long long *numbers) {{
   return cpu::run_grid(grid, {call});
 }}
@@ -165,7 +174,7 @@ def built(problem: Problem, config: Config, folder: Path, change: Change | None 
         rooms = Rooms(contract.output_specs(arguments, torch.device("cpu")))
         maps = [(name, implementation.tiles(posed, name, height)) for name, height in heights.items()]
         told = implementation.launch(posed, config, SMALL_H200)
-        emulation(told, maps, {**named, **rooms.tensors}, late)
+        emulation(told, maps, {**named, **rooms.tensors}, Late(late))
         rooms.check()
         return tuple(rooms.tensors.values())
 

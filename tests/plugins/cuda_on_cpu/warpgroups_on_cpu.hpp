@@ -1,8 +1,9 @@
 #pragma once
 // What kernels/tensor_map.cuh, tensor_core.cuh and warpgroup.cuh have, for a CPU: one thread block after another, each
 // CUDA thread a fiber that runs until it must wait for others. Copies of tiles, and products of a warpgroup, happen when
-// they are asked for or, if `late`, when somebody waits for them: a kernel that waits too little, or gives a tile back too
-// early, is wrong in one of the two. Products and the copy engine see what threads wrote to shared memory from a fence on.
+// they are asked for or, if late, when somebody waits for them: a kernel that waits too little, or gives a tile back too
+// early, is wrong in one of the two, or where products alone are late and others run whenever one of them arrives at a
+// barrier. Products and the copy engine see what threads wrote to shared memory from a fence on.
 // Waits that never end, products without a fence before them, and addresses outside of shared memory, are faults. Included
 // in place of those files, before a kernel's text.
 #include <algorithm>
@@ -61,7 +62,8 @@ struct Fiber : Resumable {
   std::vector<std::vector<std::function<void()>>> groups;  // that are not waited for
 };
 constexpr unsigned BASE = 16;  // where shared memory begins: not at a pattern's begin
-static bool late;
+static bool late_copies, late_products;
+static unsigned passes;  // over all warps
 static unsigned threads;
 static std::vector<char> memory, shown;  // as threads have it, and as products and the copy engine do
 static const char *watched[2];            // where bytes may be copied from, if that is known
@@ -119,7 +121,7 @@ struct Operand {
 };
 inline void ask(std::function<void()> product) {
   if (!own_fiber().fenced) refuse("a product without a fence");
-  if (late)
+  if (late_products)
     own_fiber().open.push_back(std::move(product));
   else
     product();
@@ -134,6 +136,12 @@ template <int COUNT, typename Left, typename Right> void multiply(float (&sum)[C
     for (unsigned k = 0; k < 16; ++k) products += left(half, k) * right(k, column);
     sum[place] = (float)((more ? sum[place] : 0.0) + products);
   }
+}
+inline void let_others_run() {
+  const unsigned now = passes;
+  progress = true;
+  while (passes == now) pause();
+  progress = true;
 }
 inline unsigned exchanged(unsigned value, unsigned other) {
   Warp &warp = warps[threadIdx.x / 32];
@@ -198,15 +206,15 @@ inline cpu::Barrier &barrier_at(unsigned barrier) {
   if (!cpu::barriers.count(barrier)) cpu::refuse("a barrier that was not made");
   return cpu::barriers[barrier];
 }
-inline void arrive(unsigned barrier) {
+inline void arrive_expecting(unsigned barrier, unsigned bytes) {
   cpu::Barrier &found = barrier_at(barrier);
   if (!found.pending) cpu::refuse("more arrivals than a barrier expects");
-  --found.pending;
+  --found.pending, found.bytes += bytes;
   found.settle();
 }
-inline void arrive_expecting(unsigned barrier, unsigned bytes) {
-  barrier_at(barrier).bytes += bytes;
-  arrive(barrier);
+inline void arrive(unsigned barrier) {
+  arrive_expecting(barrier, 0);
+  if (cpu::late_products && !cpu::late_copies) cpu::let_others_run();
 }
 inline void await(unsigned barrier, unsigned parity) {
   while (barrier_at(barrier).parity == (parity & 1)) {
@@ -226,7 +234,7 @@ template <typename Copy> void ask_for_copy(Copy copy, unsigned bytes, unsigned b
     found.settle();
   };
   cpu::progress = true;
-  if (cpu::late)
+  if (cpu::late_copies)
     barrier_at(barrier).copies.push_back(whole);
   else
     whole();
@@ -294,7 +302,7 @@ template <typename Work> void run_block(unsigned bytes, Work &work) {
     });
   // a warp runs as far as it can before the next one does: whoever has to wait for other warps, and does not, is ahead
   for (bool any = true; any && !fault;) {
-    any = false;
+    any = false, ++passes;
     for (unsigned first = 0; first < threads; first += 32)
       for (progress = true; progress && !fault; any = any || progress) {
         progress = false;
@@ -309,11 +317,14 @@ template <typename Work> void run_block(unsigned bytes, Work &work) {
     if (!fiber.done) refuse("threads that wait for ever");
 }
 
+enum class Late : unsigned { NONE, ALL, PRODUCTS };
+
 // The first fault, or null.
 template <typename Kernel, typename... Args>
-const char *run_grid(unsigned grid, unsigned count, unsigned bytes, bool is_late, Kernel kernel, Args... args) {
+const char *run_grid(unsigned grid, unsigned count, unsigned bytes, Late late, Kernel kernel, Args... args) {
   auto work = [&] { kernel(args...); };
-  threads = count, gridDim.x = grid, late = is_late, fault = nullptr;
+  threads = count, gridDim.x = grid, fault = nullptr;
+  late_copies = late == Late::ALL, late_products = late != Late::NONE;
   for (blockIdx.x = 0; blockIdx.x < grid && !fault; ++blockIdx.x) run_block(bytes, work);
   return fault;
 }
