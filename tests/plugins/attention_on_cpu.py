@@ -129,13 +129,15 @@ class Emulation:
         passed = [f"maps[{place}]" for place in range(self.maps)]
         for argument in self._others(launch):
             kind = _kind(argument)
-            passed.append(f"cpu::Pointer{{pointers[{counts[kind]}]}}" if kind == "pointers" else f"{kind}[{counts[kind]}]")
+            passed.append(
+                f"cpu::Pointer{{pointers[{counts[kind]}]}}" if kind == "pointers" else f"{kind}[{counts[kind]}]"
+            )
             counts[kind] += 1
         call = ", ".join([str(launch.options["block"]), str(launch.shared_bytes), "late", launch.kernel.name, *passed])
         return f"""
 extern "C" void watch(const char *begin, const char *end) {{ cpu::watched[0] = begin, cpu::watched[1] = end; }}
-extern "C" const char *launch(unsigned grid, cpu::Late late, const HeadMap *maps, void *const *pointers, const float *floats,
-                              const long long *numbers) {{
+extern "C" const char *launch(unsigned grid, cpu::Late late, const HeadMap *maps, void *const *pointers,
+                              const float *floats, const long long *numbers) {{
   return cpu::run_grid(grid, {call});
 }}
 """

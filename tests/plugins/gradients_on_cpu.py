@@ -10,7 +10,6 @@ import torch
 
 from registry.artifact import Signature, Variant
 from registry.contracts import ATTENTION_BACKWARD, ATTENTION_VARLEN_BACKWARD
-from registry.device import Device
 from registry.problem import Problem, Value
 from registry.space import Config
 from registry_cuda.attention.backward import WgmmaAttentionBackward
@@ -42,8 +41,7 @@ def of_each_form(problem: Problem) -> list[Config]:
     space = implementation_of(problem).space(problem, H200)
     by_keys = {(config["key_warpgroups"], config["queries"]): config for config in space}
     by_queries = {(config["query_warpgroups"], config["keys"]): config for config in space}
-    missing = [config for form, config in by_queries.items() if form not in map(_of_queries, by_keys.values())]
-    return [*by_keys.values(), *missing]
+    return [*by_keys.values(), *by_queries.values()]
 
 
 def config_of(problem: Problem, wanted: Mapping[str, Value]) -> Config:
@@ -90,10 +88,6 @@ def _maps(problem: Problem, one: Pass) -> Maps:
     tiles = implementation_of(problem).tiles
     heights = [*((name, one.rows) for name in one.held), *((name, one.block) for name in one.streamed)]
     return [(name, tiles(problem, name, height)) for name, height in heights]
-
-
-def _of_queries(config: Config) -> tuple[int, int]:
-    return config["query_warpgroups"], config["keys"]
 
 
 def _apart(config: Config) -> int:

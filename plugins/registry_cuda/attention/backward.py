@@ -45,9 +45,11 @@ class WgmmaAttentionBackward(WgmmaBackward):
         of_keys = name in {"k", "v"}
         length, heads = (problem.kv_len, problem.kv_heads) if of_keys else (problem.q_len, problem.heads)
         strides = outer_strides(problem, name, (length, heads, problem.head_dim))
-        return strides and HeadTiles(
-            problem.dtype, problem.batch, length, heads, problem.head_dim, strides[0], strides[1], strides[2], height
-        )
+        if strides is None:
+            return None
+        of_batch, of_token, of_head = strides
+        sizes = (problem.batch, length, heads, problem.head_dim)
+        return HeadTiles(problem.dtype, *sizes, of_batch, of_token, of_head, height)
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
         """Two numbers of each row of queries, in blocks of as many as stream at once."""
@@ -56,12 +58,8 @@ class WgmmaAttentionBackward(WgmmaBackward):
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
         heads, blocks = problem.batch * problem.heads, _term_blocks(problem, config)
-        strides: tuple[int, ...] = ()
-        for name in ("grad_out", "out"):
-            found = outer_strides(problem, name, (problem.q_len, problem.heads, problem.head_dim))
-            assert found is not None
-            strides += found
-        sizes = (*strides, problem.q_len, blocks, heads)
+        strides = [(rows.batch_stride, rows.token_stride, rows.head_stride) for rows in self.outputs(problem)]
+        sizes = (*strides[0], *strides[1], problem.q_len, blocks, heads)
         terms = self.terms_launch(problem, config, heads * blocks * config["queries"], sizes)
         return [terms, *(self._of_pass(problem, one, config, device) for one in passes_of(problem, config))]
 

@@ -1,4 +1,4 @@
-"""Attention's gradients by wgmma: of keys and values, then of queries, each a pass of held tiles and streamed blocks."""
+"""Attention's gradients by wgmma: those of keys and values, then of queries, by held tiles and streamed blocks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
-
-import torch
 
 from registry import Config, Device, Launch, Problem, Space
 from registry.backends.cuda import CudaKernel, read_source, shared_limit
@@ -98,7 +96,8 @@ class WgmmaBackward(TensorMapImplementation):
         if problem.head_dim > _MOST_DIM or problem.head_dim * 2 % VECTOR:
             yield f"head_dim={problem.head_dim} is no multiple of {VECTOR // 2} up to {_MOST_DIM}"
         yield from tile_reasons(problem, {name: self.tiles(problem, name, 1) for name in _TENSORS})
-        yield from _sum_reasons(problem)
+        if not problem.traits.contiguous("lse"):
+            yield "lse is not contiguous"
 
     def space(self, problem: Problem, device: Device) -> Space:
         """Warpgroups of both passes, and the rows of their blocks."""
@@ -115,6 +114,11 @@ class WgmmaBackward(TensorMapImplementation):
     def preference(self, problem: Problem, device: Device) -> float:
         """Behind Triton's until it was measured against it."""
         return 0.5
+
+    def outputs(self, problem: Problem) -> list[HeadTiles]:
+        """The rows of ``grad_out`` and of ``out``, whose strides are known to be readable."""
+        found = [self.tiles(problem, name, 1) for name in ("grad_out", "out")]
+        return [tiles for tiles in found if tiles is not None]
 
     def pass_launch(
         self, problem: Problem, one: Pass, device: Device, tiles: int, sizes: tuple[str | float, ...]
@@ -208,15 +212,6 @@ def shared_bytes(parts: int, one: Pass, stages: int) -> int:
     """Barriers, held tiles, stages with their terms, and as much as aligns them."""
     terms = 8 * one.block if one.by_keys else 0
     return 2 * _PATTERN + 2 * one.rows * parts * WIDTH + stages * (2 * one.block * parts * WIDTH + terms)
-
-
-def _sum_reasons(problem: Problem) -> Iterator[str]:
-    """Why the log-sum-exps of a problem cannot be read."""
-    if not problem.traits.contiguous("lse"):
-        yield "lse is not contiguous"
-    arguments = problem.traits.arguments
-    if arguments is not None and arguments.tensor("lse").dtype != torch.float32:
-        yield f"lse is {arguments.tensor('lse').dtype}, expected torch.float32"
 
 
 def _constants(problem: Problem, one: Pass, device: Device) -> dict[str, int | str | bool]:

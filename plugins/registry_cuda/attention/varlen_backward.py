@@ -1,4 +1,4 @@
-"""attention_varlen_backward on Hopper's warpgroup tensor cores: packed sequences, found by the offsets on the device."""
+"""attention_varlen_backward on Hopper's warpgroup tensor cores: packed sequences, found by offsets on the device."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ class PackedWgmmaAttentionBackward(WgmmaBackward):
         of_keys = name in {"k", "v"}
         length, heads = (problem.total_k, problem.kv_heads) if of_keys else (problem.total_q, problem.heads)
         strides = outer_strides(problem, name, (heads, problem.head_dim))
-        return strides and HeadTiles(
-            problem.dtype, 1, length, heads, problem.head_dim, 0, strides[0], strides[1], height
-        )
+        if strides is None:
+            return None
+        of_token, of_head = strides
+        return HeadTiles(problem.dtype, 1, length, heads, problem.head_dim, 0, of_token, of_head, height)
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
         """Two numbers of each row of queries, in blocks of one sequence, of as many rows as stream at once."""
@@ -61,12 +62,8 @@ class PackedWgmmaAttentionBackward(WgmmaBackward):
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
         blocks = _term_blocks(problem, config)
-        strides: tuple[int, ...] = ()
-        for name in ("grad_out", "out"):
-            found = outer_strides(problem, name, (problem.heads, problem.head_dim))
-            assert found is not None
-            strides += found
-        sizes = ("cu_seqlens_q", *strides, problem.sequences, problem.total_q, blocks)
+        strides = [(rows.token_stride, rows.head_stride) for rows in self.outputs(problem)]
+        sizes = ("cu_seqlens_q", *strides[0], *strides[1], problem.sequences, problem.total_q, blocks)
         terms = self.terms_launch(problem, config, problem.heads * blocks * config["queries"], sizes)
         return [terms, *(self._of_pass(problem, one, config, device) for one in passes_of(problem, config))]
 
