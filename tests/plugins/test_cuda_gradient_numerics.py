@@ -38,6 +38,8 @@ FORMS: list[tuple[Mapping[str, Value], Mapping[str, Value]]] = [
         {"softcap": True, "causal": False, "kv_len": 77, "dtype": "float16", "head_dim": 128, "batch": 1},
         {"query_warpgroups": 3},
     ),
+    ({"head_dim": 256, "q_len": 100, "kv_len": 150, "batch": 1}, {}),
+    ({"head_dim": 184, "kv_heads": 4, "softcap": True, "span": 60, "batch": 1}, {}),
 ]
 PACKED: Mapping[str, Value] = {
     "sequences": 5, "heads": 4, "kv_heads": 2, "total_q": 250, "total_k": 250, "head_dim": 64, "causal": True,
@@ -53,6 +55,7 @@ PACKED_FORMS: list[tuple[Mapping[str, Value], Mapping[str, Value]]] = [
     ({"sequences": 40, "total_q": 200, "total_k": 260, "head_dim": 24}, {"key_warpgroups": 1, "query_warpgroups": 1}),
     ({"head_dim": 128, "sequences": 2, "total_q": 100, "total_k": 150, "dtype": "float16"}, {"queries": 64}),
     ({"sequences": 1, "total_q": 1, "total_k": 65}, {}),
+    ({"head_dim": 256, "sequences": 2, "total_q": 100, "total_k": 130}, {}),
 ]
 
 

@@ -19,8 +19,9 @@ from .wgmma import WARPGROUP_ROWS, kernel
 _TENSORS = ("q", "k", "v", "grad_out", "out")
 _PART = 64
 """Elements of a head in a row of 128 bytes."""
-_MOST_DIM = 128
-"""Two sums of 64 rows of longer heads leave no registers for scores and their changes."""
+_MOST_DIM = 256
+_MOST_PARTS = 2
+"""Of a head of which a pass makes two gradients: two sums of longer ones leave no registers for scores."""
 _MOST_COUNTED = 2**30 - 2**12
 """Queries and keys, and tiles: a window of up to 2**30 keys is added to the place of one in 32 bits."""
 _WARPGROUP = 128
@@ -31,18 +32,23 @@ _OTHER_REGISTERS = {False: 28, True: 40}
 """Of a thread beside sums, scores, their changes and weights, without and with a soft cap."""
 _BLOCKS = (32, 48, 64, 80, 96, 112, 128, 144)
 _MOST_STAGES = 4
-_DEFAULTS = {1: ((2, 96), (2, 128)), 2: ((2, 64), (2, 96))}
+_DEFAULTS = {1: ((2, 96), (2, 128)), 2: ((2, 64), (2, 96)), 3: ((2, 80), (2, 80)), 4: ((2, 48), (2, 48))}
 """By parts of a head: warpgroups and rows of a block that streams, by keys and by queries."""
 _TERM_THREADS = 256
 _KEPT = 1024
 
 
 class Pass(NamedTuple):
-    """A pass over tiles of held rows: which, by how many warpgroups, and the rows of a block that streams by."""
+    """A pass over tiles of held rows: which, by how many warpgroups, and the rows of a block that streams by.
+
+    ``first`` and ``second``: whether the gradients of the first and of the second held tensors are made.
+    """
 
     by_keys: bool
     warpgroups: int
     block: int
+    first: bool = True
+    second: bool = True
 
     @property
     def rows(self) -> int:
@@ -67,7 +73,8 @@ class WgmmaBackward(TensorMapImplementation):
     """Base of attention's gradients by wgmma: warpgroups multiply, one thread has tiles copied, nothing is atomic.
 
     A pass holds tiles of keys and values, while queries and gradients of outputs stream; the next one holds the
-    latter, while keys and values stream. A warpgroup has 64 held rows. What both need of a row is computed before.
+    latter, while keys and values stream. Keys and values of long heads have a pass each. A warpgroup has 64 held
+    rows. What all passes need of a row of queries is computed before.
 
     key_warpgroups    that hold keys and values
     queries           of a block that streams by them
@@ -182,12 +189,13 @@ def terms_source(sequences: str) -> str:
 
 
 def passes_of(problem: Problem, config: Config) -> Sequence[Pass]:
-    """The passes whose gradients are needed."""
-    passes = []
-    if needed(problem, "k") or needed(problem, "v"):
-        passes.append(Pass(True, config["key_warpgroups"], config["queries"]))
+    """The passes whose gradients are needed: of keys and values of long heads one each."""
+    of_k, of_v = needed(problem, "k"), needed(problem, "v")
+    pairs = [(of_k, of_v)] if parts_of(problem) <= _MOST_PARTS else [(of_k, False), (False, of_v)]
+    form = config["key_warpgroups"], config["queries"]
+    passes = [Pass(True, *form, *pair) for pair in pairs if any(pair)]
     if needed(problem, "q"):
-        passes.append(Pass(False, config["query_warpgroups"], config["keys"]))
+        passes.append(Pass(False, config["query_warpgroups"], config["keys"], second=False))
     return passes
 
 
@@ -230,8 +238,8 @@ def _constants(problem: Problem, one: Pass, device: Device) -> dict[str, int | s
         "WARPGROUPS": one.warpgroups,
         "BLOCK": one.block,
         "STAGES": _stages(parts_of(problem), one, device),
-        "NEED_FIRST": needed(problem, "k") if one.by_keys else True,
-        "NEED_SECOND": one.by_keys and needed(problem, "v"),
+        "NEED_FIRST": one.first,
+        "NEED_SECOND": one.second,
     }
 
 
@@ -270,8 +278,8 @@ def _forms(by_keys: bool, parts: int, softcap: bool, device: Device) -> frozense
 
 
 def _registers(by_keys: bool, parts: int, softcap: bool, block: int) -> float:
-    """Of a thread: one sum, or two by keys; scores, changes and weights, which are two in a register; and the rest."""
-    sums = parts * _PART // 2 * (2 if by_keys else 1)
+    """Of a thread: one sum, or two; scores, changes and weights, which are two in a register; and the rest."""
+    sums = parts * _PART // 2 * (2 if by_keys and parts <= _MOST_PARTS else 1)
     return sums + 1.25 * block + _OTHER_REGISTERS[softcap]
 
 
