@@ -55,6 +55,8 @@ PACKED_FORMS: list[tuple[Mapping[str, Value], Mapping[str, Value]]] = [
     ({"sequences": 40, "total_q": 200, "total_k": 260, "head_dim": 24}, {"key_warpgroups": 1, "query_warpgroups": 1}),
     ({"head_dim": 128, "sequences": 2, "total_q": 100, "total_k": 150, "dtype": "float16"}, {"queries": 64}),
     ({"sequences": 1, "total_q": 1, "total_k": 65}, {}),
+    # more tiles than are put in order
+    ({"sequences": 200, "heads": 2, "kv_heads": 1, "total_q": 210, "total_k": 230, "head_dim": 8}, {}),
     ({"head_dim": 256, "sequences": 2, "total_q": 100, "total_k": 130}, {}),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -20,6 +21,9 @@ from .gradient import (
 )
 from .head_tiles import HeadTiles
 from .wgmma import WARPGROUP_ROWS, logit_arguments, together
+
+_MOST_SORTED = 192
+"""Tiles of a head that a block of threads puts in order: those with the most blocks run first."""
 
 
 class PackedWgmmaAttentionBackward(WgmmaBackward):
@@ -69,13 +73,16 @@ class PackedWgmmaAttentionBackward(WgmmaBackward):
 
     def _of_pass(self, problem: Problem, one: Pass, config: Config, device: Device) -> Launch:
         offsets, totals = ("cu_seqlens_q", "cu_seqlens_k"), (problem.total_q, problem.total_k)
-        heads, at_once = problem.heads, together(problem, problem.heads, problem.total_k)
         if one.by_keys:
             offsets, totals = offsets[::-1], totals[::-1]
-            heads = at_once = problem.kv_heads
+        heads = problem.kv_heads if one.by_keys else problem.heads
         tiles = _blocks(totals[0], problem.sequences, one.rows)
+        all_at_once = one.by_keys or tiles <= _MOST_SORTED
+        at_once = heads if all_at_once else together(problem, heads, problem.total_k)
         numbers = (problem.sequences, *totals, tiles, config["queries"], _term_blocks(problem, config), at_once)
-        return self.pass_launch(problem, one, device, heads * tiles, (*offsets, *logit_arguments(problem), *numbers))
+        sizes = (*offsets, *logit_arguments(problem), *numbers)
+        launch = self.pass_launch(problem, one, device, heads * tiles, sizes)
+        return replace(launch, constants={**launch.constants, "MOST_SORTED": _MOST_SORTED})
 
 
 def _blocks(total: int, sequences: int, size: int) -> int:

@@ -66,6 +66,7 @@ static bool late_copies, late_products;
 static unsigned passes;  // over all warps
 static unsigned threads;
 static std::vector<char> memory, shown;  // as threads have it, and as products and the copy engine do
+static bool fresh;                       // no thread has shown its writes since the last product
 static const char *watched[2];            // where bytes may be copied from, if that is known
 static std::map<unsigned, Barrier> barriers;
 static std::map<unsigned, Turn> turns;
@@ -109,6 +110,7 @@ struct Operand {
   explicit Operand(unsigned long long word)
       : address((word & 0x3FFF) << 4), leading((word >> 16 & 0x3FFF) << 4), stride((word >> 32 & 0x3FFF) << 4) {
     if (word >> 62 != 1) refuse("an operand that is not swizzled by 128 bytes");
+    if (!fresh) shown = memory, fresh = true;
   }
   // a row's k's are neighbours
   unsigned short of_row(unsigned row, unsigned k) const {
@@ -256,7 +258,7 @@ inline void copy_bytes(unsigned to, const void *from, unsigned bytes, unsigned b
   ask_for_copy(copy, bytes, barrier);
 }
 inline void prefetch_map(Map) {}
-inline void show_writes() { cpu::shown = cpu::memory; }
+inline void show_writes() { cpu::fresh = false; }
 template <int COUNT> void take_registers() {}
 template <int COUNT> void give_registers() {}
 inline void __syncthreads() { cpu::block.wait(); }
@@ -287,7 +289,7 @@ struct Pointer {
 };
 template <typename Work> void run_block(unsigned bytes, Work &work) {
   memory.assign(bytes, (char)0xff);  // halves that are not a number
-  shown = memory;
+  shown = memory, fresh = true;
   barriers.clear(), turns.clear();
   warps.assign(threads / 32, {});
   block = {threads};

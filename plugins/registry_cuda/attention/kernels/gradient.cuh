@@ -19,6 +19,7 @@ constexpr int MEMBERS = BY_KEYS ? GROUP : 1;               // heads that stream 
 constexpr int PARTS = (DIM + 63) / 64, SPAN = PARTS * 64;  // a head in parts of 64 elements, 128 bytes, zeros behind it
 constexpr int SCORES = BLOCK / 2, SUMS = SPAN / 2;         // of a thread
 constexpr int PATTERN = 1024;                              // bytes after which the swizzle repeats; barriers lie in the first
+constexpr int BARRIER_BYTES = 16 * STAGES + 16;            // two a stage, and two of the held tiles
 constexpr int HELD_BYTES = PARTS * ROWS * WIDTH;           // of one of two tensors
 constexpr int BLOCK_BYTES = PARTS * BLOCK * WIDTH;
 constexpr int TERM_BYTES = BY_KEYS ? 8 * BLOCK : 0;        // that stream with a block: log-sum-exps and deltas
