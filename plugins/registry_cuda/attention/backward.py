@@ -11,6 +11,7 @@ from registry.backends.cuda import CudaKernel
 from registry.backends.head_strides import outer_strides
 
 from .gradient import (
+    LEAST_ROWS,
     Pass,
     WgmmaBackward,
     counting_reasons,
@@ -19,7 +20,7 @@ from .gradient import (
     terms_source,
 )
 from .head_tiles import HeadTiles
-from .wgmma import WARPGROUP_ROWS, logit_arguments, together
+from .wgmma import logit_arguments, together
 
 
 class WgmmaAttentionBackward(WgmmaBackward):
@@ -37,7 +38,7 @@ class WgmmaAttentionBackward(WgmmaBackward):
             yield "it takes no mask"
         if not problem.batch * problem.q_len * problem.kv_len:
             yield "there is no query or no key"
-        longest = -(-max(problem.q_len, problem.kv_len) // WARPGROUP_ROWS)
+        longest = -(-max(problem.q_len, problem.kv_len) // LEAST_ROWS)
         yield from counting_reasons(problem.batch * problem.heads * longest, problem.q_len, problem.kv_len)
 
     def tiles(self, problem: Problem, name: str, height: int) -> HeadTiles | None:

@@ -30,7 +30,9 @@ _REGISTERS = {1: 224, 2: 240, 3: 160}
 """Of a thread of so many warpgroups that multiply; of one alone ptxas spills some of 255."""
 _OTHER_REGISTERS = {False: 28, True: 40}
 """Of a thread beside sums, scores, their changes and weights, without and with a soft cap."""
-_BLOCKS = (32, 48, 64, 80, 96, 112, 128, 144)
+LEAST_ROWS = 32
+"""Rows of the smallest block."""
+_BLOCKS = (LEAST_ROWS, 48, 64, 80, 96, 112, 128, 144)
 _MOST_STAGES = 4
 _DEFAULTS = {1: ((2, 96), (2, 128)), 2: ((2, 64), (2, 96)), 3: ((2, 80), (2, 80)), 4: ((2, 48), (2, 48))}
 """By parts of a head: warpgroups and rows of a block that streams, by keys and by queries."""

@@ -12,6 +12,7 @@ from registry.backends.cuda import CudaKernel
 from registry.backends.head_strides import outer_strides
 
 from .gradient import (
+    LEAST_ROWS,
     Pass,
     WgmmaBackward,
     counting_reasons,
@@ -20,7 +21,7 @@ from .gradient import (
     terms_source,
 )
 from .head_tiles import HeadTiles
-from .wgmma import WARPGROUP_ROWS, logit_arguments, together
+from .wgmma import logit_arguments, together
 
 _MOST_SORTED = 192
 """Tiles of a head that a block of threads puts in order: those with the most blocks run first."""
@@ -46,7 +47,7 @@ class PackedWgmmaAttentionBackward(WgmmaBackward):
         for name in ("cu_seqlens_q", "cu_seqlens_k"):
             if not problem.traits.contiguous(name):
                 yield f"{name} is not contiguous"
-        most = _blocks(max(problem.total_q, problem.total_k), problem.sequences, WARPGROUP_ROWS)
+        most = _blocks(max(problem.total_q, problem.total_k), problem.sequences, LEAST_ROWS)
         yield from counting_reasons(problem.heads * most, problem.total_q, problem.total_k)
 
     def tiles(self, problem: Problem, name: str, height: int) -> HeadTiles | None:

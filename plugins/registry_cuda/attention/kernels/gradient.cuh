@@ -30,10 +30,9 @@ static_assert(STAGES > 1, "a block is waited for before the one before it is giv
 __device__ inline unsigned first_pattern() { return (shared_address(dynamic_shared()) + PATTERN - 1) / PATTERN * PATTERN; }
 
 // A sequence, whose first held and streamed tokens are rows `first_held` and `first_streamed` of batch `batch` of tensors,
-// and whose first block of terms, of the first head, is number `first_terms`.
+// and whose first block of terms is a head's number `first_terms`.
 struct Sequence {
-  int held_len, streamed_len, first_held, first_streamed, batch;
-  long long first_terms;
+  int held_len, streamed_len, first_held, first_streamed, batch, first_terms;
 
   // what a held row's own streamed one is behind it
   __device__ int shift() const { return streamed_len - held_len; }

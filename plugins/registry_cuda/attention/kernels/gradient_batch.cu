@@ -5,8 +5,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                        const long long held_len, const long long streamed_len, const long long tiles,
                        const long long queries, const long long term_blocks, const long long heads,
                        const long long together) {
-  const Sequences sequences{(int)held_len, (int)streamed_len, (int)tiles, (int)term_blocks};
+  const Sequences sequences{(int)held_len, (int)streamed_len, (int)tiles};
   differentiate({(Map)&held_first, (Map)&held_second, (Map)&first, (Map)&second},
-                Tiles{sequences, (int)heads, (int)together}, Terms{terms, (int)queries, (int)term_blocks}, grad_first,
+                Tiles{sequences, (int)heads, (int)together}, Terms{terms, BY_KEYS ? BLOCK : (int)queries, (int)term_blocks}, grad_first,
                 grad_second, scale, softcap);
 }

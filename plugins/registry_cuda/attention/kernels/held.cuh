@@ -2,12 +2,12 @@
 //
 // A text before this one has `struct Sequences`, which knows where the rows of a tile begin and end.
 
-// There are `count` blocks: first `whole` ones, of which all held rows see all rows, from number `whole_begin` on; then those
-// before and behind them, from number `begin` on. Streamed queries that are not there have terms of which weights are 0, so
-// that their block is as a whole one.
+// There are `count` blocks from number `begin` on. Of those from `whole_begin` on `whole` come first, of which all held rows see
+// all rows; then those behind, and those before them. Streamed queries that are not there have terms of which weights are 0,
+// so that their block is as a whole one.
 struct Tile {
-  Sequence sequence;
   static constexpr bool ALL_WHOLE = BY_KEYS && AFTER < 0;  // from `whole_begin` on
+  Sequence sequence;
   int row, head, begin, whole_begin, whole, count;
 
   __device__ Tile(int place, int flat, const Sequences &sequences)
@@ -24,9 +24,8 @@ struct Tile {
   }
   // The block that is taken as number `turn`.
   __device__ int block(int turn) const {
-    if (turn < whole) return whole_begin + turn;
-    const int edge = begin + turn - whole;
-    return edge < whole_begin ? edge : edge + whole;
+    const int found = whole_begin + turn;
+    return found < begin + count ? found : found - count;
   }
   // No row: of packed sequences some tiles are not filled, and where offsets are wrong a row may be below 0.
   __device__ bool is_empty() const { return (unsigned)row >= (unsigned)sequence.held_len; }
@@ -85,7 +84,8 @@ struct Terms {
   int queries, blocks;
 
   __device__ const float *of_block(const Tile &tile, int member, int block) const {
-    return from + (tile.sequence.first_terms + (long long)tile.query_head(member) * blocks + block) * 2 * queries;
+    const int head = tile.sequence.batch * HEADS + tile.query_head(member);
+    return from + (long long)(head * blocks + tile.sequence.first_terms + block) * 2 * queries;
   }
 };
 
