@@ -56,6 +56,8 @@ FORMS: Mapping[str, Mapping[str, Value]] = {
     "float32": {"dtype": "float32", "kv_heads": 8, "head_dim": 64},
     "one query": {"q_len": 1, "kv_len": 1000},
     "odd heads": {"head_dim": 72},
+    # compute-sanitizer takes seconds for each
+    "few": {"batch": 1, "heads": 2, "kv_heads": 1, "q_len": 70, "kv_len": 130},
 }
 TAKEN: Mapping[str, Sequence[str]] = {
     "torch.sdpa_flash": ("causal", "whole", "as many heads", "behind other keys", "window", "window of both sides"),
@@ -76,6 +78,7 @@ TAKEN: Mapping[str, Sequence[str]] = {
         "cap and window",
         "one query",
         "odd heads",
+        "few",
     ),
     MASKED: ("mask", "bias", "causal bias", "causal mask of grouped heads"),
 }
