@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from registry.artifact import Signature, Variant
-from registry.contracts import ATTENTION_BACKWARD, ATTENTION_VARLEN_BACKWARD
+from registry.contracts import ATTENTION_BACKWARD, ATTENTION_VARLEN, ATTENTION_VARLEN_BACKWARD
+from registry.correctness import numerics
 from registry.problem import Problem, Value
 from registry.space import Config
 from registry_cuda.attention.backward import WgmmaAttentionBackward
@@ -20,11 +21,19 @@ from .attention_on_cpu import Attend, Change, Emulation, Late, Maps, Rooms
 from .wgmma_attention import H200, SMALL_H200
 
 CONTRACTS = {op.name: op for op in (ATTENTION_BACKWARD, ATTENTION_VARLEN_BACKWARD)}
-BATCH, PACKED = WgmmaAttentionBackward(), PackedWgmmaAttentionBackward()
+OF_BATCH, OF_PACKED = WgmmaAttentionBackward(), PackedWgmmaAttentionBackward()
+SMALL: Mapping[str, Value] = {
+    "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 150, "kv_len": 150, "head_dim": 64, "causal": True, "mask": "none",
+    "softcap": False, "span": False, "dtype": "bfloat16",
+}  # fmt: skip
+PACKED: Mapping[str, Value] = {
+    "sequences": 5, "heads": 4, "kv_heads": 2, "total_q": 250, "total_k": 250, "head_dim": 64, "causal": True,
+    "softcap": False, "span": False, "lengths": "skewed", "dtype": "bfloat16",
+}  # fmt: skip
 
 
 def implementation_of(problem: Problem) -> WgmmaBackward:
-    return BATCH if problem.op == "attention_backward" else PACKED
+    return OF_BATCH if problem.op == "attention_backward" else OF_PACKED
 
 
 def variants_of(problem: Problem, config: Config) -> tuple[Variant, ...]:
@@ -82,6 +91,29 @@ def built(problem: Problem, config: Config, folder: Path, change: Change | None 
         return tuple(rooms.tensors.values())
 
     return differentiate
+
+
+def of_others_not_finite() -> tuple[Problem, tuple[Any, ...]]:
+    """Three sequences, of which the first and the last have tensors that are no numbers."""
+    offsets = torch.tensor([0, 70, 100, 90]).cumsum(0, dtype=torch.int32)
+    generator = torch.Generator().manual_seed(1)
+    grad_out, q, k, v = (torch.randn(260, count, 64, generator=generator).bfloat16() for count in (4, 4, 2, 2))
+    out, lse = ATTENTION_VARLEN.reference(q, k, v, offsets, offsets, True)
+    for x in (grad_out, q, k, v, out):
+        x[:70], x[170:] = torch.nan, torch.inf
+    values = ATTENTION_VARLEN_BACKWARD.bind((grad_out, q, k, v, offsets, offsets, out, lse), {"causal": True})
+    return ATTENTION_VARLEN_BACKWARD.pose(ATTENTION_VARLEN_BACKWARD.arguments(values)), values
+
+
+def second_is_right(differentiate: Attend, values: tuple[Any, ...], late: Late) -> bool:
+    own = slice(70, 170)
+    grad_out, q, k, v, _, _, out = (x[None, own] if len(x.shape) > 1 else x for x in values[:7])
+    bound = (grad_out, q, k, v, None, out, values[7][None, :, own])
+    expected = numerics.reference64(ATTENTION_BACKWARD, ATTENTION_BACKWARD.bind(bound, {"causal": True}))
+    found = differentiate(*values, late=late)
+    return all(
+        torch.allclose(one[own].double(), other[0], 3e-2, 3e-2) for one, other in zip(found, expected, strict=True)
+    )
 
 
 def _maps(problem: Problem, one: Pass) -> Maps:

@@ -13,8 +13,7 @@ from registry.correctness import numerics
 
 from ..tiers import THOROUGH
 from .attention_on_cpu import Change, Late
-from .gradients_on_cpu import built, config_of
-from .test_cuda_gradient_numerics import PACKED, SMALL, of_others_not_finite, second_is_right
+from .gradients_on_cpu import PACKED, SMALL, built, config_of, of_others_not_finite, second_is_right
 
 _FENCE = "      begin_products();\n      "
 _MEETING = "    cpu::named_barrier(1 + warp / WARPS, 128, true);\n"

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from registry.contracts import ATTENTION, ATTENTION_BACKWARD, ATTENTION_VARLEN, ATTENTION_VARLEN_BACKWARD
+from registry.contracts import ATTENTION, ATTENTION_BACKWARD, ATTENTION_VARLEN_BACKWARD
 from registry.correctness import numerics
 from registry.problem import Problem, Value
 
 from ..tiers import THOROUGH
-from .attention_on_cpu import Attend, Late
-from .gradients_on_cpu import CONTRACTS, built, config_of
+from .attention_on_cpu import Late
+from .gradients_on_cpu import CONTRACTS, PACKED, SMALL, built, config_of, of_others_not_finite, second_is_right
 
-SMALL: Mapping[str, Value] = {
-    "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 150, "kv_len": 150, "head_dim": 64, "causal": True, "mask": "none",
-    "softcap": False, "span": False, "dtype": "bfloat16",
-}  # fmt: skip
 FORMS: list[tuple[Mapping[str, Value], Mapping[str, Value]]] = [
     ({}, {}),
     ({"causal": False, "q_len": 100, "kv_len": 333, "batch": 1, "dtype": "float16"}, {"queries": 112, "keys": 144}),
@@ -41,10 +36,6 @@ FORMS: list[tuple[Mapping[str, Value], Mapping[str, Value]]] = [
     ({"head_dim": 256, "q_len": 100, "kv_len": 150, "batch": 1}, {}),
     ({"head_dim": 184, "kv_heads": 4, "softcap": True, "span": 60, "batch": 1}, {}),
 ]
-PACKED: Mapping[str, Value] = {
-    "sequences": 5, "heads": 4, "kv_heads": 2, "total_q": 250, "total_k": 250, "head_dim": 64, "causal": True,
-    "softcap": False, "span": False, "lengths": "skewed", "dtype": "bfloat16",
-}  # fmt: skip
 PACKED_FORMS: list[tuple[Mapping[str, Value], Mapping[str, Value]]] = [
     ({}, {}),
     ({"total_q": 200, "total_k": 500, "lengths": "uniform"}, {"key_warpgroups": 3, "query_warpgroups": 1}),
@@ -110,29 +101,6 @@ def test_gradients_that_are_not_needed_are_not_made(needs: tuple[bool, bool, boo
     assert [bool(each.numel()) for each in found] == list(needs)
     verdict = numerics.judged(ATTENTION_BACKWARD, problem, found, values)
     assert verdict.ok, verdict.message
-
-
-def of_others_not_finite() -> tuple[Problem, tuple[Any, ...]]:
-    """Three sequences, of which the first and the last have tensors that are no numbers."""
-    offsets = torch.tensor([0, 70, 100, 90]).cumsum(0, dtype=torch.int32)
-    generator = torch.Generator().manual_seed(1)
-    grad_out, q, k, v = (torch.randn(260, count, 64, generator=generator).bfloat16() for count in (4, 4, 2, 2))
-    out, lse = ATTENTION_VARLEN.reference(q, k, v, offsets, offsets, True)
-    for x in (grad_out, q, k, v, out):
-        x[:70], x[170:] = torch.nan, torch.inf
-    values = ATTENTION_VARLEN_BACKWARD.bind((grad_out, q, k, v, offsets, offsets, out, lse), {"causal": True})
-    return ATTENTION_VARLEN_BACKWARD.pose(ATTENTION_VARLEN_BACKWARD.arguments(values)), values
-
-
-def second_is_right(differentiate: Attend, values: tuple[Any, ...], late: Late) -> bool:
-    own = slice(70, 170)
-    grad_out, q, k, v, _, _, out = (x[None, own] if len(x.shape) > 1 else x for x in values[:7])
-    bound = (grad_out, q, k, v, None, out, values[7][None, :, own])
-    expected = numerics.reference64(ATTENTION_BACKWARD, ATTENTION_BACKWARD.bind(bound, {"causal": True}))
-    found = differentiate(*values, late=late)
-    return all(
-        torch.allclose(one[own].double(), other[0], 3e-2, 3e-2) for one, other in zip(found, expected, strict=True)
-    )
 
 
 @pytest.mark.parametrize("late", Late)

@@ -19,7 +19,7 @@ from registry.device import Device
 from registry.problem import Problem, Value
 
 from ..tiers import THOROUGH
-from .gradients_on_cpu import BATCH, CONTRACTS, PACKED, implementation_of, of_each_form, variants_of
+from .gradients_on_cpu import CONTRACTS, OF_BATCH, OF_PACKED, implementation_of, of_each_form, variants_of
 from .wgmma_attention import A100, H200
 
 pytest.importorskip("cuda.core")
@@ -104,10 +104,10 @@ def test_heads_are_read_where_they_lie() -> None:
     before = heads(300, 8).half().transpose(1, 2).contiguous().transpose(1, 2)
     problem = posed(q, k, before)
     assert reasons(problem) == []
-    tiles = BATCH.tiles(problem, "grad_out", 64)
+    tiles = OF_BATCH.tiles(problem, "grad_out", 64)
     assert tiles is not None
     assert (tiles.sizes, tiles.strides) == ((128, 300, 8, 2), (256, 300 * 256, 8 * 300 * 256))
-    tiles = BATCH.tiles(problem, "k", 64)
+    tiles = OF_BATCH.tiles(problem, "k", 64)
     assert tiles is not None
     assert (tiles.sizes, tiles.strides) == ((128, 300, 2, 2), (12 * 256, 256, 300 * 12 * 256))
 
@@ -132,14 +132,14 @@ def test_spaces_hold_their_default_and_fit_shared_memory(op: str, head_dim: int,
 
 
 def test_terms_have_room_for_each_sequences_last_block() -> None:
-    config = {**PACKED.default(problem_of(OPS[1]), H200), "queries": 96}
-    shape = PACKED.scratch(problem_of(OPS[1], sequences=300, total_q=1000), config, H200)["terms"].shape
+    config = {**OF_PACKED.default(problem_of(OPS[1]), H200), "queries": 96}
+    shape = OF_PACKED.scratch(problem_of(OPS[1], sequences=300, total_q=1000), config, H200)["terms"].shape
     assert shape == (32 * (1000 // 96 + 300), 2, 96)
-    assert BATCH.scratch(problem_of(q_len=97), config, H200)["terms"].shape == (64, 2, 96)
+    assert OF_BATCH.scratch(problem_of(q_len=97), config, H200)["terms"].shape == (64, 2, 96)
 
 
 def test_one_variant_serves_all_sizes_and_scales() -> None:
-    config = BATCH.default(problem_of(), H200)
+    config = OF_BATCH.default(problem_of(), H200)
     sizes = [(1, 300, 700), (2, 8192, 8192), (64, 1, 5)]
     problems = [posed(heads(q, 32, batch=batch), heads(kv, 8, batch=batch)) for batch, q, kv in sizes]
     problems.append(posed(heads(64, 32), heads(64, 8), scale=0.5))
@@ -148,8 +148,8 @@ def test_one_variant_serves_all_sizes_and_scales() -> None:
 
 def test_a_pass_is_compiled_once_for_all_blocks_of_the_other() -> None:
     problem = problem_of()
-    found = {variant.key for config in BATCH.space(problem, H200) for variant in variants_of(problem, config)}
-    space = BATCH.space(problem, H200)
+    found = {variant.key for config in OF_BATCH.space(problem, H200) for variant in variants_of(problem, config)}
+    space = OF_BATCH.space(problem, H200)
     forms = [{(config[first], config[second]) for config in space} for first, second in
              (("key_warpgroups", "queries"), ("query_warpgroups", "keys"))]  # fmt: skip
     terms = {config["queries"] for config in space}
@@ -162,7 +162,7 @@ def test_a_pass_is_compiled_once_for_all_blocks_of_the_other() -> None:
 def test_only_passes_whose_gradients_are_needed_are_launched(needs: tuple[bool, bool, bool]) -> None:
     attributes = dict(zip(("need_q", "need_k", "need_v"), needs, strict=True))
     problem = posed(heads(64, 4), heads(64, 4), **attributes)
-    _, *passes = BATCH.launch(problem, BATCH.default(problem, H200), H200)
+    _, *passes = OF_BATCH.launch(problem, OF_BATCH.default(problem, H200), H200)
     by_keys = [bool(launch.constants["BY_KEYS"]) for launch in passes]
     assert by_keys == [True] * (needs[1] or needs[2]) + [False] * needs[0]
     assert all(launch.constants["NEED_SECOND"] == (needs[2] and launch.constants["BY_KEYS"]) for launch in passes)
@@ -174,7 +174,7 @@ def test_keys_and_values_of_long_heads_have_a_pass_each(
 ) -> None:
     k = heads(64, 4, dim=256)
     problem = posed(heads(64, 8, dim=256), k, need_k=needs[0], need_v=needs[1])
-    _, *passes, of_queries = BATCH.launch(problem, BATCH.default(problem, H200), H200)
+    _, *passes, of_queries = OF_BATCH.launch(problem, OF_BATCH.default(problem, H200), H200)
     made = [(launch.constants["NEED_FIRST"], launch.constants["NEED_SECOND"]) for launch in (*passes, of_queries)]
     assert made == [*pairs, (True, False)]
 

@@ -94,6 +94,8 @@ struct Multiplier {
     await_products<NEED_FIRST>();
     settle(score);
     weigh<MASKED>(tile, block);
+    // it is there: without a branch ptxas puts exponentials behind the changes, which they are to overlap
+    if (!NEED_SECOND) await(ring.full(), ring.parity);
     if (NEED_SECOND) {
       begin_products();
       multiply_block(by_weights, weight, 1, more);
