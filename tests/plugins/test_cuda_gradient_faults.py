@@ -18,8 +18,9 @@ from .gradients_on_cpu import PACKED, SMALL, built, config_of, of_others_not_fin
 _FENCE = "      begin_products();\n      "
 _MEETING = "    cpu::named_barrier(1 + warp / WARPS, 128, true);\n"
 _HELD_AWAY, _MORE = "    release(ring.held_empty());\n", "    bool more = false;\n"
-_BEFORE_AWAY = "    if (more) release(ring.empty(before));\n"
-_LAST_AWAY = "    settle_words();\n    release(ring.empty(before));\n"
+_BEFORE_AWAY = "    if (more) release(ring.empty(ring.before()));\n"
+_LAST_AWAY = "    settle_words();\n    release(ring.empty(ring.before()));\n"
+_END = "    ring.advance();\n    return true;\n"
 Pairs = tuple[tuple[str, str], ...]
 """Parts of a text, each of which occurs once, and what takes their place."""
 FAULTS: Mapping[str, tuple[Late, Pairs]] = {
@@ -34,7 +35,7 @@ FAULTS: Mapping[str, tuple[Late, Pairs]] = {
     "a block is given back while products read it": (
         Late.PRODUCTS,
         (
-            ("    before = ring.stage;\n", "    release(ring.full() + 8 * STAGES);\n"),
+            (_END, "    release(ring.empty(ring.stage));\n" + _END),
             (_BEFORE_AWAY, ""),
             (_LAST_AWAY, ""),
         ),

@@ -28,6 +28,8 @@ _WARPGROUP = 128
 _PATTERN = 1024
 _REGISTERS = {1: 224, 2: 240, 3: 160}
 """Of a thread of so many warpgroups that multiply; of one alone ptxas spills some of 255."""
+_REGISTERS_OF_ROW = {False: 1.25, True: 1.45}
+"""Of a thread for each streamed row: a score, its change and a weight as a half, of two in four; tangents of a cap."""
 _OTHER_REGISTERS = {False: 28, True: 40}
 """Of a thread beside sums, scores, their changes and weights, without and with a soft cap."""
 LEAST_ROWS = 32
@@ -282,7 +284,7 @@ def _forms(by_keys: bool, parts: int, softcap: bool, device: Device) -> frozense
 def _registers(by_keys: bool, parts: int, softcap: bool, block: int) -> float:
     """Of a thread: one sum, or two; scores, changes and weights, which are two in a register; and the rest."""
     sums = parts * _PART // 2 * (2 if by_keys and parts <= _MOST_PARTS else 1)
-    return sums + 1.25 * block + _OTHER_REGISTERS[softcap]
+    return sums + _REGISTERS_OF_ROW[softcap] * block + _OTHER_REGISTERS[softcap]
 
 
 @lru_cache(maxsize=_KEPT)

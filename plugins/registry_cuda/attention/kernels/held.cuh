@@ -68,6 +68,7 @@ struct Ring {
   __device__ void advance() {
     if (++stage == STAGES) stage = 0, parity ^= 1;
   }
+  __device__ int before() const { return stage ? stage - 1 : STAGES - 1; }
   __device__ unsigned full() const { return base + 8 * stage; }
   __device__ unsigned empty(int stage) const { return base + 8 * (STAGES + stage); }
   __device__ unsigned held_full() const { return base + 16 * STAGES; }

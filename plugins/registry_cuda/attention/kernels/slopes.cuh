@@ -41,7 +41,7 @@ struct Multiplier {
   float factor, inner;
   Terms terms;
   Ring ring;
-  int warp, lane, before;  // the stage of the block before
+  int warp, lane;
   unsigned parity;
 
   __device__ void run(Tiles tiles, ELEMENT *grad_first, ELEMENT *grad_second, float scale) {
@@ -74,7 +74,7 @@ struct Multiplier {
     settle(by_slopes);
     settle(by_weights);
     settle_words();
-    release(ring.empty(before));
+    release(ring.empty(ring.before()));
   }
   // A block's scores, weights and slopes, and their products, of which the last ones are waited for in the next step.
   template <bool MASKED> __device__ bool step(const Tile &tile, int block, bool more) {
@@ -85,7 +85,7 @@ struct Multiplier {
     close_products();
     await_products<1>();
     settle_words();
-    if (more) release(ring.empty(before));
+    if (more) release(ring.empty(ring.before()));
     if (NEED_FIRST) {
       begin_products();
       multiply_held(change, 1);
@@ -109,7 +109,6 @@ struct Multiplier {
       multiply_block(by_slopes, slope, 0, more);
       close_products();
     }
-    before = ring.stage;
     ring.advance();
     return true;
   }
@@ -296,7 +295,7 @@ __device__ inline void differentiate(const Map (&maps)[4], const Tiles &tiles, c
     // equal in all lanes, and known to be so
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / LANES, 0), lane = threadIdx.x % LANES;
     Multiplier own{{}, {}, {}, {}, {}, {}, {}, {}, (SOFTCAP ? softcap : scale) * LOG2E, scale / softcap, terms, ring, warp,
-                   lane, 0, 0};
+                   lane, 0};
     own.run(tiles, grad_first, grad_second, scale);
   }
 }
