@@ -29,7 +29,7 @@ _PATTERN = 1024
 _REGISTERS = {1: 224, 2: 240, 3: 160}
 """Of a thread of so many warpgroups that multiply; of one alone ptxas spills some of 255."""
 _REGISTERS_OF_ROW = {False: 1.25, True: 1.45}
-"""Of a thread for each streamed row: a score, its change and a weight as a half, of two in four; tangents of a cap."""
+"""Of a thread for each streamed row, without and with a soft cap: half of a score, half of its change, and a weight."""
 _OTHER_REGISTERS = {False: 28, True: 40}
 """Of a thread beside sums, scores, their changes and weights, without and with a soft cap."""
 LEAST_ROWS = 32
@@ -282,7 +282,7 @@ def _forms(by_keys: bool, parts: int, softcap: bool, device: Device) -> frozense
 
 
 def _registers(by_keys: bool, parts: int, softcap: bool, block: int) -> float:
-    """Of a thread: one sum, or two; scores, changes and weights, which are two in a register; and the rest."""
+    """Of a thread: one sum, or two; what it holds of a block; and the rest."""
     sums = parts * _PART // 2 * (2 if by_keys and parts <= _MOST_PARTS else 1)
     return sums + _REGISTERS_OF_ROW[softcap] * block + _OTHER_REGISTERS[softcap]
 
