@@ -282,7 +282,7 @@ def _forms(by_keys: bool, parts: int, softcap: bool, device: Device) -> frozense
 
 
 def _registers(by_keys: bool, parts: int, softcap: bool, block: int) -> float:
-    """Of a thread: one sum, or two; what it holds of a block; and the rest."""
+    """Registers of a thread: one sum or two, scores, changes and weights of a block, and the rest."""
     sums = parts * _PART // 2 * (2 if by_keys and parts <= _MOST_PARTS else 1)
     return sums + _REGISTERS_OF_ROW[softcap] * block + _OTHER_REGISTERS[softcap]
 
