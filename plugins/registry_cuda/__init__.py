@@ -67,6 +67,20 @@ def attention_varlen_implementations() -> list[Implementation]:
     return [PackedWgmmaAttention()]
 
 
+@registry.implements("attention_backward")
+def attention_backward_implementations() -> list[Implementation]:
+    from .attention.backward import WgmmaAttentionBackward
+
+    return [WgmmaAttentionBackward()]
+
+
+@registry.implements("attention_varlen_backward")
+def attention_varlen_backward_implementations() -> list[Implementation]:
+    from .attention.varlen_backward import PackedWgmmaAttentionBackward
+
+    return [PackedWgmmaAttentionBackward()]
+
+
 @registry.implements("attention_decode")
 def attention_decode_implementations() -> list[Implementation]:
     from .attention_decode import MmaDecode

@@ -1,4 +1,4 @@
-"""attention_varlen by wgmma on a GPU: every form, offsets that change or are wrong, neighbours that are not finite."""
+"""Packed attention and its gradients by wgmma on a GPU: every form, other and wrong offsets, neighbours not finite."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 import registry
-from registry.contracts import ATTENTION_VARLEN
+from registry.contract import Op
+from registry.contracts import ATTENTION_VARLEN, ATTENTION_VARLEN_BACKWARD
 from registry.correctness.numerics import judged
 from registry.device import Device
 from registry.discovery.catalog import Catalog
@@ -25,6 +26,7 @@ from .replaying import replayed
 pytestmark = pytest.mark.skipif(torch.cuda.get_device_capability()[0] != 9, reason="needs compute capability 9.0")
 
 WGMMA = "cuda.wgmma"
+of_each_op = pytest.mark.parametrize("op", [ATTENTION_VARLEN, ATTENTION_VARLEN_BACKWARD], ids=lambda op: op.name)
 PACKED: Mapping[str, Value] = {
     "sequences": 7, "heads": 8, "kv_heads": 2, "total_q": 2000, "total_k": 2000, "head_dim": 128, "causal": True,
     "softcap": False, "span": False, "lengths": "skewed", "dtype": "bfloat16",
@@ -38,38 +40,43 @@ FORMS: Mapping[str, Mapping[str, Value]] = {
     "window": {"span": 50},
     "window of both sides": {"span": 50, "causal": False},
     "cap": {"softcap": True, "head_dim": 256},
+    "cap and window": {"softcap": True, "span": 50, "head_dim": 64},
     "many": {"sequences": 300, "total_q": 700, "total_k": 900},
     "one": {"sequences": 1, "total_q": 1, "total_k": 333},
     "odd heads": {"head_dim": 72, "kv_heads": 1},
+    # compute-sanitizer takes seconds for it
+    "few": {"sequences": 3, "heads": 2, "kv_heads": 1, "total_q": 100, "total_k": 150, "head_dim": 64},
 }
 
 
 @pytest.mark.parametrize("form", list(FORMS))
-def test_every_form_is_right(catalog: Catalog, form: str) -> None:
+@of_each_op
+def test_every_form_is_right(catalog: Catalog, op: Op, form: str) -> None:
     """Each kind of inputs, by some configurations, which run a second time without a difference."""
-    implementation, device = catalog.implementation(ATTENTION_VARLEN.name, WGMMA), Device.of("cuda")
-    problem = ATTENTION_VARLEN.problem_of({**PACKED, **FORMS[form]})
+    implementation, device = catalog.implementation(op.name, WGMMA), Device.of("cuda")
+    problem = op.problem_of({**PACKED, **FORMS[form]})
     assert not list(implementation.unsupported(problem, device))
     for config in spread(implementation.space(problem, device).configs, 4):
-        for kind in ATTENTION_VARLEN.kinds:
-            values = ATTENTION_VARLEN.draw(problem, kind, torch.Generator("cuda").manual_seed(0))
-            candidate = Candidate(implementation, config)
-            plan = build(ATTENTION_VARLEN, candidate, problem, ATTENTION_VARLEN.arguments(values), device)
+        for kind in op.kinds:
+            values = op.draw(problem, kind, torch.Generator("cuda").manual_seed(0))
+            plan = build(op, Candidate(implementation, config), problem, op.arguments(values), device)
             found = plan(*values)
-            verdict = judged(ATTENTION_VARLEN, problem, found, values)
+            verdict = judged(op, problem, found, values)
             assert verdict.ok, f"{kind}, {config}: {verdict.message}"
             for one, other in zip(found, plan(*values), strict=True):
                 torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def test_layouts_and_other_sizes_are_right(catalog: Catalog) -> None:
-    implementation = catalog.implementation(ATTENTION_VARLEN.name, WGMMA)
-    assert check_implementation(implementation, ATTENTION_VARLEN, problems=[{**PACKED}], device="cuda").ok
+@of_each_op
+def test_layouts_and_other_sizes_are_right(catalog: Catalog, op: Op) -> None:
+    implementation = catalog.implementation(op.name, WGMMA)
+    assert check_implementation(implementation, op, problems=[{**PACKED}], device="cuda").ok
 
 
-def test_a_replay_answers_for_other_offsets(catalog: Catalog) -> None:
-    implementation = catalog.implementation(ATTENTION_VARLEN.name, WGMMA)
-    verdict = replayed(ATTENTION_VARLEN, implementation, ATTENTION_VARLEN.problem_of({**PACKED, "lengths": "uniform"}))
+@of_each_op
+def test_a_replay_answers_for_other_offsets(catalog: Catalog, op: Op) -> None:
+    implementation = catalog.implementation(op.name, WGMMA)
+    verdict = replayed(op, implementation, op.problem_of({**PACKED, "lengths": "uniform"}))
     assert verdict.ok, verdict.message
 
 
@@ -89,23 +96,46 @@ def test_what_is_not_finite_in_other_sequences_does_not_reach_one(name: str, hea
     torch.testing.assert_close(lse[:, 70:770], sums, rtol=1e-3, atol=1e-3)
 
 
-def test_wild_offsets_stay_within_the_tensors() -> None:
-    values = ATTENTION_VARLEN.draw(
-        ATTENTION_VARLEN.problem_of(PACKED), "normal", torch.Generator("cuda").manual_seed(0)
-    )
+@pytest.mark.parametrize("name", [WGMMA, "triton.flash"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_what_is_not_finite_in_other_sequences_does_not_reach_gradients(name: str, head_dim: int) -> None:
+    offsets = torch.tensor([0, 70, 770, 771, 2000], dtype=torch.int32, device="cuda")
+    heads = (torch.randn(2000, count, head_dim, device="cuda", dtype=torch.bfloat16) for count in (8, 8, 2, 2))
+    grad_out, q, k, v = heads
+    with registry.using(attention_varlen="torch.native"):
+        out, lse = registry.call("attention_varlen", q, k, v, offsets, offsets, causal=True)
+    own = slice(70, 770)
+    one = torch.tensor([0, 700], dtype=torch.int32, device="cuda")
+    part = [x[own] for x in (grad_out, q, k, v)]
+    given = (*part, one, one, out[own], lse[:, own].contiguous())
+    with registry.using(attention_varlen_backward="torch.native"):
+        right = registry.call("attention_varlen_backward", *given, causal=True)
+    for x in (grad_out, q, k, v, out):
+        x[:70], x[770:] = torch.nan, torch.inf
+    with registry.using(attention_varlen_backward=name):
+        found = registry.call("attention_varlen_backward", grad_out, q, k, v, offsets, offsets, out, lse, causal=True)
+    for mine, expected in zip(found, right, strict=True):
+        torch.testing.assert_close(mine[own], expected, rtol=4e-2, atol=4e-2)
+
+
+@of_each_op
+def test_wild_offsets_stay_within_the_tensors(op: Op) -> None:
+    values = op.draw(op.problem_of(PACKED), "normal", torch.Generator("cuda").manual_seed(0))
+    first = op.parsed.names.index("cu_seqlens_q")
     wild = torch.tensor([-9, 2**30, 5, 0, 2**31 - 1, 3, 700, -(2**31)], dtype=torch.int32, device="cuda")
     late = torch.tensor([900, 950, 1000, 1300, 1400, 1500, 1600, 2000], dtype=torch.int32, device="cuda")
     for offsets in (wild, late):
-        with registry.using(attention_varlen=WGMMA):
-            registry.call("attention_varlen", *values[:3], offsets, offsets, *values[5:])
+        with registry.using(**{op.name: WGMMA}):
+            registry.call(op.name, *values[:first], offsets, offsets, *values[first + 2 :])
         torch.cuda.synchronize()
 
 
-def test_a_gradient_by_its_outputs_is_that_of_torch() -> None:
+@pytest.mark.parametrize("of_gradients", ["torch.native", WGMMA])
+def test_a_gradient_by_its_outputs_is_that_of_torch(of_gradients: str) -> None:
     offsets = torch.tensor([0, 300, 1000], dtype=torch.int32, device="cuda")
     heads = [torch.randn(1000, count, 64, device="cuda", dtype=torch.bfloat16) for count in (8, 2, 2)]
     found, expected = ([x.clone().requires_grad_() for x in heads] for _ in range(2))
-    with registry.using(attention_varlen=WGMMA):
+    with registry.using(attention_varlen=WGMMA, attention_varlen_backward=of_gradients):
         registry.call("attention_varlen", *found, offsets, offsets, causal=True)[0].square().sum().backward()
     for begin, end in ((0, 300), (300, 1000)):
         q, k, v = (x[None, begin:end].double().transpose(1, 2) for x in expected)

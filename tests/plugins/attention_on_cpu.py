@@ -1,25 +1,30 @@
-"""The text of attention's kernel by wgmma on a CPU: tiles, barriers and products as Hopper has them, one by one."""
+"""The texts of attention's kernels by wgmma on a CPU: tiles, barriers and products as Hopper has them, one by one."""
 
 from __future__ import annotations
 
 import ctypes
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from registry import Launch
 from registry.backends.cuda import nvrtc, read_source
-from registry.problem import Problem
+from registry.problem import Problem, TensorSpec
 from registry.space import Config
 from registry_cuda.attention.head_tiles import HeadTiles
-from registry_cuda.attention.wgmma import WgmmaForward
 
 from .wgmma_attention import CONTRACTS, SMALL_H200, implementation_of
 
-Attend = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+Attend = Callable[..., tuple[torch.Tensor, ...]]
+Maps = Sequence[tuple[str, HeadTiles | None]]
+"""The tensors of a launch's maps, by name, and their tiles."""
+Change = Callable[[str], str]
+"""A change of a kernel's text."""
 _PTX = {
     'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x));': "found = std::exp2(x);",
     'asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x));': "found = 1 / x;",
@@ -30,30 +35,25 @@ _PTX = {
     'asm volatile("bar.sync %0, 128;" ::"r"(FIRST + WARPGROUPS + own) : "memory");': (
         "cpu::named_barrier(FIRST + WARPGROUPS + own, 128, true);"
     ),
+    'asm volatile("bar.sync %0, 128;" ::"r"(1 + warp / WARPS) : "memory");': (
+        "cpu::named_barrier(1 + warp / WARPS, 128, true);"
+    ),
     'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");': "",
     'asm volatile("" : "+r"(word[k])::"memory");': ";",
 }
-"""Instructions of the kernel's text, and what stands for them."""
+"""Instructions of the kernels' texts, and what stands for them."""
+_ARGUMENTS_OF_MAP = 16
 _BESIDE = 4096
 """Elements before and behind each output, which a kernel leaves as they are."""
 _BEFORE, _BEHIND = slice(_BESIDE), slice(-_BESIDE, None)
-_CALLS = {
-    "attention": """
-extern "C" const char *launch(unsigned grid, bool late, HeadMap q, HeadMap k, HeadMap v, ELEMENT *out, float *lse,
-                              float scale, float softcap, const long long *sizes) {{
-  return cpu::run_grid(grid, THREADS, {shared_bytes}, late, attention_forward, q, k, v, out, lse, scale, softcap,
-                       sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]);
-}}
-""",
-    "attention_varlen": """
-extern "C" const char *launch(unsigned grid, bool late, HeadMap q, HeadMap k, HeadMap v, ELEMENT *out, float *lse,
-                              const int *q_begins, const int *k_begins, float scale, float softcap,
-                              const long long *sizes) {{
-  return cpu::run_grid(grid, THREADS, {shared_bytes}, late, attention_varlen_forward, q, k, v, out, lse, q_begins,
-                       k_begins, scale, softcap, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]);
-}}
-""",
-}
+
+
+class Late(IntEnum):
+    """What happens when it is waited for, and not when it is asked for."""
+
+    NONE = 0
+    ALL = 1
+    PRODUCTS = 2
 
 
 class _Map(ctypes.Structure):
@@ -65,11 +65,88 @@ class _Map(ctypes.Structure):
     )
 
 
-def kernel_text(implementation: WgmmaForward, change: Callable[[str], str] | None = None) -> str:
-    """The kernel's text without PTX, changed or not, behind what the emulation has in place of other files."""
-    _, begin, text = implementation.source.partition('#line 1 "sequence.cuh"')
+class Rooms:
+    """Tensors for outputs, by name, of numbers that are none, with such numbers before and behind each."""
+
+    def __init__(self, specs: Mapping[str, TensorSpec]) -> None:
+        self._rooms = {
+            name: torch.full((spec.numel + 2 * _BESIDE,), torch.nan, dtype=spec.dtype) for name, spec in specs.items()
+        }
+        self.tensors = {name: room[_BESIDE:-_BESIDE].view(specs[name].shape) for name, room in self._rooms.items()}
+
+    def check(self) -> None:
+        """Raise RuntimeError if anything was written beside the tensors."""
+        if not all(room[span].isnan().all() for room in self._rooms.values() for span in (_BEFORE, _BEHIND)):
+            raise RuntimeError("numbers outside of an output")
+
+
+class Emulation:
+    """A launch's kernel, whose text from file ``first`` on is compiled for a CPU, changed or not.
+
+    A call raises RuntimeError for what a GPU forbids, and for threads that wait for ever.
+    """
+
+    def __init__(self, launch: Launch, first: str, maps: int, folder: Path, change: Change | None = None) -> None:
+        self.maps = maps
+        text = "\n".join(
+            [
+                *(f"#define {name} {nvrtc.macro(name, value)}" for name, value in launch.constants.items()),
+                '#include "warpgroups_on_cpu.hpp"',
+                kernel_text(launch, first, change),
+                self._wrapper(launch),
+            ]
+        )
+        source = folder / f"{launch.kernel.name}{len(list(folder.glob('*.cpp')))}.cpp"
+        self._library = ctypes.CDLL(str(_library(text, source)))
+        self._library.launch.restype = ctypes.c_char_p
+
+    def __call__(
+        self, launch: Launch, maps: Maps, values: Mapping[str, Any], late: Late, watched: torch.Tensor | None = None
+    ) -> None:
+        """Run a launch of the kernel; bytes are copied from ``watched``."""
+        if watched is not None:
+            begin = watched.data_ptr()
+            self._library.watch(ctypes.c_void_p(begin), ctypes.c_void_p(begin + watched.nbytes))
+        given: dict[str, list[Any]] = {"pointers": [], "floats": [], "numbers": []}
+        for argument in self._others(launch):
+            value = values[argument] if isinstance(argument, str) else argument
+            kind = _kind(argument)
+            given[kind].append(value.data_ptr() if kind == "pointers" else value)
+        types = {"pointers": ctypes.c_void_p, "floats": ctypes.c_float, "numbers": ctypes.c_longlong}
+        arrays = [(types[kind] * len(each))(*each) for kind, each in given.items()]
+        found = (_Map * len(maps))(*(_map(values[name], tiles) for name, tiles in maps))
+        fault = self._library.launch(launch.grid[0], int(late), found, *arrays)
+        if fault is not None:
+            raise RuntimeError(fault.decode())
+
+    def _others(self, launch: Launch) -> Sequence[str | float]:
+        """The arguments behind the maps."""
+        return launch.args[_ARGUMENTS_OF_MAP * self.maps :]
+
+    def _wrapper(self, launch: Launch) -> str:
+        """A function of C that runs the kernel with arrays of arguments of each kind."""
+        counts = {"pointers": 0, "floats": 0, "numbers": 0}
+        passed = [f"maps[{place}]" for place in range(self.maps)]
+        for argument in self._others(launch):
+            kind = _kind(argument)
+            passed.append(
+                f"cpu::Pointer{{pointers[{counts[kind]}]}}" if kind == "pointers" else f"{kind}[{counts[kind]}]"
+            )
+            counts[kind] += 1
+        call = ", ".join([str(launch.options["block"]), str(launch.shared_bytes), "late", launch.kernel.name, *passed])
+        return f"""
+extern "C" void watch(const char *begin, const char *end) {{ cpu::watched[0] = begin, cpu::watched[1] = end; }}
+extern "C" const char *launch(unsigned grid, cpu::Late late, const HeadMap *maps, void *const *pointers,
+                              const float *floats, const long long *numbers) {{
+  return cpu::run_grid(grid, {call});
+}}
+"""
+
+
+def kernel_text(launch: Launch, first: str, change: Change | None = None) -> str:
+    """The kernel's text without PTX, from file ``first`` on, behind what the emulation has in place of other files."""
+    _, begin, text = launch.kernel.source.partition(f'#line 1 "{first}"')
     for instruction, stand_in in _PTX.items():
-        assert instruction in text, instruction
         text = text.replace(instruction, stand_in)
     assert begin
     assert "asm" not in text
@@ -81,14 +158,8 @@ def kernel_text(implementation: WgmmaForward, change: Callable[[str], str] | Non
     return "\n".join((*operands, change(text) if change else text))
 
 
-def _function(text: str, name: str) -> str:
-    found = re.search(rf"^__device__ inline [\w ]+ {name}\(.*?^}}$", text, re.DOTALL | re.MULTILINE)
-    assert found, name
-    return found[0]
-
-
-def built(problem: Problem, config: Config, folder: Path, change: Callable[[str], str] | None = None) -> Attend:
-    """A function of the op's values that runs the kernel, with copies and products early or late.
+def built(problem: Problem, config: Config, folder: Path, change: Change | None = None) -> Attend:
+    """A function of the op's values that runs the forward's kernel, with copies and products early or late.
 
     It raises RuntimeError for what a GPU forbids, for threads that wait for ever, and for writes beside the outputs.
     """
@@ -96,42 +167,35 @@ def built(problem: Problem, config: Config, folder: Path, change: Callable[[str]
     assert not list(implementation.unsupported(problem, SMALL_H200))
     assert config in implementation.space(problem, SMALL_H200)
     launch = implementation.launch(problem, config, SMALL_H200)
-    text = "\n".join(
-        [
-            *(f"#define {name} {nvrtc.macro(name, value)}" for name, value in launch.constants.items()),
-            '#include "warpgroups_on_cpu.hpp"',
-            kernel_text(implementation, change),
-            _CALLS[problem.op].format(shared_bytes=launch.shared_bytes),
-        ]
-    )
-    call = ctypes.CDLL(str(_library(text, folder))).launch
-    call.restype = ctypes.c_char_p
+    emulation = Emulation(launch, "sequence.cuh", 3, folder, change)
+    heights = {"q": config["warpgroups"] * 64, "k": config["keys"], "v": config["keys"]}
 
-    def attend(*values: Any, late: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    def attend(*values: Any, late: bool = False) -> tuple[torch.Tensor, ...]:
         arguments = contract.arguments(values)
         posed, named = contract.pose(arguments), dict(zip(contract.parsed.names, values, strict=True))
+        rooms = Rooms(contract.output_specs(arguments, torch.device("cpu")))
+        maps = [(name, implementation.tiles(posed, name, height)) for name, height in heights.items()]
         told = implementation.launch(posed, config, SMALL_H200)
-        outputs = contract.output_specs(arguments, torch.device("cpu")).values()
-        rooms = [torch.full((spec.numel + 2 * _BESIDE,), torch.nan, dtype=spec.dtype) for spec in outputs]
-        out, lse = (room[_BESIDE:-_BESIDE].view(spec.shape) for room, spec in zip(rooms, outputs, strict=True))
-        heights = {"q": config["warpgroups"] * 64, "k": config["keys"], "v": config["keys"]}
-        maps = [_map(named[name], implementation.tiles(posed, name, height)) for name, height in heights.items()]
-        sizes = told.args[50:]
-        *others, scale, softcap = [named[each] if isinstance(each, str) else each for each in sizes[:-5]]
-        pointers = [ctypes.c_void_p(each.data_ptr()) for each in (out, lse, *others)]
-        counts = (ctypes.c_longlong * 5)(*sizes[-5:])
-        fault = call(told.grid[0], late, *maps, *pointers, ctypes.c_float(scale), ctypes.c_float(softcap), counts)
-        if fault is not None:
-            raise RuntimeError(fault.decode())
-        if not all(room[span].isnan().all() for room in rooms for span in (_BEFORE, _BEHIND)):
-            raise RuntimeError("numbers outside of an output")
-        return out, lse
+        emulation(told, maps, {**named, **rooms.tensors}, Late(late))
+        rooms.check()
+        return tuple(rooms.tensors.values())
 
     return attend
 
 
-def _library(text: str, folder: Path) -> Path:
-    source = folder / "attention.cpp"
+def _kind(argument: str | float) -> str:
+    if isinstance(argument, str):
+        return "floats" if argument in {"scale", "softcap"} else "pointers"
+    return "floats" if isinstance(argument, float) else "numbers"
+
+
+def _function(text: str, name: str) -> str:
+    found = re.search(rf"^__device__ inline [\w ]+ {name}\(.*?^}}$", text, re.DOTALL | re.MULTILINE)
+    assert found, name
+    return found[0]
+
+
+def _library(text: str, source: Path) -> Path:
     source.write_text(text)
     flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-w", f"-I{Path(__file__).parent / 'cuda_on_cpu'}"]
     command = ["g++", *flags, str(source), "-o", str(source.with_suffix(".so"))]

@@ -78,7 +78,10 @@ TAKEN: Mapping[tuple[str, str], Mapping[str, Value]] = {
         ("attention_varlen", name): {"lengths": "uniform"}
         for name in ("torch.native", "torch.flash_varlen", "torch.flash_varlen_sized", "triton.flash", "cuda.wgmma")
     },
-    **{("attention_varlen_backward", name): {"lengths": "uniform"} for name in ("torch.native", "triton.flash")},
+    **{
+        ("attention_varlen_backward", name): {"lengths": "uniform"}
+        for name in ("torch.native", "triton.flash", "cuda.wgmma")
+    },
     ("top_k_top_p_sampling", "triton.split_rows"): {"top_k": True},
     **{(f"layer_norm{gradient}", f"liger.layer_norm{gradient}"): {"bias": True} for gradient in ("", "_backward")},
     **{(f"cross_entropy{gradient}", "triton.ragged"): {"cols": 50_257} for gradient in ("", "_backward")},

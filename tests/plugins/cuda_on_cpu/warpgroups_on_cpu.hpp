@@ -1,9 +1,11 @@
 #pragma once
 // What kernels/tensor_map.cuh, tensor_core.cuh and warpgroup.cuh have, for a CPU: one thread block after another, each
 // CUDA thread a fiber that runs until it must wait for others. Copies of tiles, and products of a warpgroup, happen when
-// they are asked for or, if `late`, when somebody waits for them: a kernel that waits too little, or gives a tile back too
-// early, is wrong in one of the two. Waits that never end, and addresses outside of shared memory, are faults. Included in
-// place of those files, before a kernel's text.
+// they are asked for or, if late, when somebody waits for them: a kernel that waits too little, or gives a tile back too
+// early, is wrong in one of the two, or where products alone are late and others run whenever one of them arrives at a
+// barrier. Products and the copy engine see what threads wrote to shared memory from a fence on.
+// Waits that never end, products without a fence before them, and addresses outside of shared memory, are faults. Included
+// in place of those files, before a kernel's text.
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -55,13 +57,17 @@ struct Turn {
   unsigned here = 0, round = 0;
 };
 struct Fiber : Resumable {
+  bool fenced = false;                                     // since it last waited for products
   std::vector<std::function<void()>> open;                 // products that are not in a group
   std::vector<std::vector<std::function<void()>>> groups;  // that are not waited for
 };
 constexpr unsigned BASE = 16;  // where shared memory begins: not at a pattern's begin
-static bool late;
+static bool late_copies, late_products;
+static unsigned passes;  // over all warps
 static unsigned threads;
-static std::vector<char> memory;
+static std::vector<char> memory, shown;  // as threads have it, and as products and the copy engine do
+static bool fresh;                       // no thread has shown its writes since the last product
+static const char *watched[2];            // where bytes may be copied from, if that is known
 static std::map<unsigned, Barrier> barriers;
 static std::map<unsigned, Turn> turns;
 static std::vector<Warp> warps;
@@ -75,7 +81,7 @@ inline unsigned swizzle(unsigned address) { return address ^ (address >> 7 & 7) 
 inline unsigned short *half_at(unsigned address) {
   static unsigned short nowhere;
   if (address < BASE || address + 2 > BASE + memory.size()) return refuse("an address outside of shared memory"), &nowhere;
-  return (unsigned short *)&memory[address - BASE];
+  return (unsigned short *)&shown[address - BASE];
 }
 inline void copy_tile(const HeadMap &map, unsigned to, const int (&first)[4]) {
   for (int row = 0; row < map.height; ++row)
@@ -85,7 +91,10 @@ inline void copy_tile(const HeadMap &map, unsigned to, const int (&first)[4]) {
       long long place = at[0];
       for (int k = 0; k < 4; ++k) inside = inside && at[k] >= 0 && at[k] < map.sizes[k];
       for (int k = 1; k < 4; ++k) place += at[k] * map.strides[k - 1];
-      *half_at(swizzle(to + row * 128 + column * 2)) = inside ? map.data[place] : 0;
+      const unsigned there = swizzle(to + row * 128 + column * 2);
+      const unsigned short half = inside ? map.data[place] : 0;
+      *half_at(there) = half;
+      std::memcpy(&memory[there - BASE], &half, 2);
     }
 }
 inline float value_of(__half number) { return __half2float(number); }
@@ -101,6 +110,7 @@ struct Operand {
   explicit Operand(unsigned long long word)
       : address((word & 0x3FFF) << 4), leading((word >> 16 & 0x3FFF) << 4), stride((word >> 32 & 0x3FFF) << 4) {
     if (word >> 62 != 1) refuse("an operand that is not swizzled by 128 bytes");
+    if (!fresh) shown = memory, fresh = true;
   }
   // a row's k's are neighbours
   unsigned short of_row(unsigned row, unsigned k) const {
@@ -112,7 +122,8 @@ struct Operand {
   }
 };
 inline void ask(std::function<void()> product) {
-  if (late)
+  if (!own_fiber().fenced) refuse("a product without a fence");
+  if (late_products)
     own_fiber().open.push_back(std::move(product));
   else
     product();
@@ -127,6 +138,12 @@ template <int COUNT, typename Left, typename Right> void multiply(float (&sum)[C
     for (unsigned k = 0; k < 16; ++k) products += left(half, k) * right(k, column);
     sum[place] = (float)((more ? sum[place] : 0.0) + products);
   }
+}
+inline void let_others_run() {
+  const unsigned now = passes;
+  progress = true;
+  while (passes == now) pause();
+  progress = true;
 }
 inline unsigned exchanged(unsigned value, unsigned other) {
   Warp &warp = warps[threadIdx.x / 32];
@@ -171,13 +188,14 @@ template <int COUNT> void multiply_values(float (&sum)[COUNT], const unsigned (&
         [&](unsigned k, unsigned column) { return cpu::number_of(right.of_k(k, column)); });
   });
 }
-inline void begin_products() {}
+inline void begin_products() { cpu::own_fiber().fenced = true; }
 inline void close_products() {
   cpu::own_fiber().groups.push_back(std::move(cpu::own_fiber().open));
   cpu::own_fiber().open.clear();
 }
 template <int PENDING> void await_products() {
   auto &groups = cpu::own_fiber().groups;
+  cpu::own_fiber().fenced = false;
   for (; groups.size() > PENDING; groups.erase(groups.begin()))
     for (auto &product : groups.front()) product();
 }
@@ -190,15 +208,15 @@ inline cpu::Barrier &barrier_at(unsigned barrier) {
   if (!cpu::barriers.count(barrier)) cpu::refuse("a barrier that was not made");
   return cpu::barriers[barrier];
 }
-inline void arrive(unsigned barrier) {
+inline void arrive_expecting(unsigned barrier, unsigned bytes) {
   cpu::Barrier &found = barrier_at(barrier);
   if (!found.pending) cpu::refuse("more arrivals than a barrier expects");
-  --found.pending;
+  --found.pending, found.bytes += bytes;
   found.settle();
 }
-inline void arrive_expecting(unsigned barrier, unsigned bytes) {
-  barrier_at(barrier).bytes += bytes;
-  arrive(barrier);
+inline void arrive(unsigned barrier) {
+  arrive_expecting(barrier, 0);
+  if (cpu::late_products && !cpu::late_copies) cpu::let_others_run();
 }
 inline void await(unsigned barrier, unsigned parity) {
   while (barrier_at(barrier).parity == (parity & 1)) {
@@ -209,22 +227,38 @@ inline void await(unsigned barrier, unsigned parity) {
     if (copies.empty()) cpu::pause();
   }
 }
-inline void load_head_tile(unsigned to, Map map, int column, int row, int head, int batch, unsigned barrier) {
-  // a thread that asks for copies may have ended when they happen
-  const auto copy = [=, tiles = *(const HeadMap *)map] {
-    cpu::copy_tile(tiles, to, {column, row, head, batch});
+// A thread that asks for a copy may have ended when it happens.
+template <typename Copy> void ask_for_copy(Copy copy, unsigned bytes, unsigned barrier) {
+  const auto whole = [=] {
+    copy();
     cpu::Barrier &found = barrier_at(barrier);
-    found.bytes -= tiles.height * 128;
+    found.bytes -= bytes;
     found.settle();
   };
   cpu::progress = true;
-  if (cpu::late)
-    barrier_at(barrier).copies.push_back(copy);
+  if (cpu::late_copies)
+    barrier_at(barrier).copies.push_back(whole);
   else
-    copy();
+    whole();
+}
+inline void load_head_tile(unsigned to, Map map, int column, int row, int head, int batch, unsigned barrier) {
+  const auto copy = [=, tiles = *(const HeadMap *)map] { cpu::copy_tile(tiles, to, {column, row, head, batch}); };
+  ask_for_copy(copy, ((const HeadMap *)map)->height * 128, barrier);
+}
+inline void copy_bytes(unsigned to, const void *from, unsigned bytes, unsigned barrier) {
+  const char *begin = (const char *)from;
+  if ((to | bytes | (unsigned long long)begin) % 16) return cpu::refuse("a copy that is not aligned");
+  if (to < cpu::BASE || to + bytes > cpu::BASE + cpu::memory.size()) return cpu::refuse("a copy outside of shared memory");
+  if (cpu::watched[0] && (begin < cpu::watched[0] || begin + bytes > cpu::watched[1]))
+    return cpu::refuse("a copy from outside of its tensor");
+  const auto copy = [=] {
+    std::memcpy(&cpu::memory[to - cpu::BASE], begin, bytes);
+    std::memcpy(&cpu::shown[to - cpu::BASE], begin, bytes);
+  };
+  ask_for_copy(copy, bytes, barrier);
 }
 inline void prefetch_map(Map) {}
-inline void show_writes() {}
+inline void show_writes() { cpu::fresh = false; }
 template <int COUNT> void take_registers() {}
 template <int COUNT> void give_registers() {}
 inline void __syncthreads() { cpu::block.wait(); }
@@ -248,8 +282,14 @@ inline float __shfl_xor_sync(unsigned, float value, int apart) {
 }
 
 namespace cpu {
+// A parameter that is a pointer of whatever type the kernel says.
+struct Pointer {
+  void *to;
+  template <typename Element> operator Element *() const { return (Element *)to; }
+};
 template <typename Work> void run_block(unsigned bytes, Work &work) {
   memory.assign(bytes, (char)0xff);  // halves that are not a number
+  shown = memory, fresh = true;
   barriers.clear(), turns.clear();
   warps.assign(threads / 32, {});
   block = {threads};
@@ -264,7 +304,7 @@ template <typename Work> void run_block(unsigned bytes, Work &work) {
     });
   // a warp runs as far as it can before the next one does: whoever has to wait for other warps, and does not, is ahead
   for (bool any = true; any && !fault;) {
-    any = false;
+    any = false, ++passes;
     for (unsigned first = 0; first < threads; first += 32)
       for (progress = true; progress && !fault; any = any || progress) {
         progress = false;
@@ -279,11 +319,14 @@ template <typename Work> void run_block(unsigned bytes, Work &work) {
     if (!fiber.done) refuse("threads that wait for ever");
 }
 
+enum class Late : unsigned { NONE, ALL, PRODUCTS };
+
 // The first fault, or null.
 template <typename Kernel, typename... Args>
-const char *run_grid(unsigned grid, unsigned count, unsigned bytes, bool is_late, Kernel kernel, Args... args) {
+const char *run_grid(unsigned grid, unsigned count, unsigned bytes, Late late, Kernel kernel, Args... args) {
   auto work = [&] { kernel(args...); };
-  threads = count, gridDim.x = grid, late = is_late, fault = nullptr;
+  threads = count, gridDim.x = grid, fault = nullptr;
+  late_copies = late == Late::ALL, late_products = late != Late::NONE;
   for (blockIdx.x = 0; blockIdx.x < grid && !fault; ++blockIdx.x) run_block(bytes, work);
   return fault;
 }

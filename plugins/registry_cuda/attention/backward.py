@@ -1,0 +1,81 @@
+"""attention_backward on Hopper's warpgroup tensor cores: a batch of sequences of one length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from registry import Config, Device, Launch, Problem, TensorSpec
+from registry.backends.cuda import CudaKernel
+from registry.backends.head_strides import outer_strides
+
+from .gradient import (
+    LEAST_ROWS,
+    Pass,
+    WgmmaBackward,
+    counting_reasons,
+    passes_of,
+    passes_source,
+    terms_source,
+)
+from .head_tiles import HeadTiles
+from .wgmma import logit_arguments, together
+
+
+class WgmmaAttentionBackward(WgmmaBackward):
+    """The gradients of attention of a batch of sequences of one length."""
+
+    op = "attention_backward"
+    passes = passes_source("batch")
+    function = "attention_gradient"
+    terms = CudaKernel(terms_source("batch"), "row_terms")
+    source = passes + terms.source
+
+    def unsupported(self, problem: Problem, device: Device) -> Iterable[str]:
+        yield from super().unsupported(problem, device)
+        if problem.mask != "none":
+            yield "it takes no mask"
+        if not problem.batch * problem.q_len * problem.kv_len:
+            yield "there is no query or no key"
+        longest = -(-max(problem.q_len, problem.kv_len) // LEAST_ROWS)
+        yield from counting_reasons(problem.batch * problem.heads * longest, problem.q_len, problem.kv_len)
+
+    def tiles(self, problem: Problem, name: str, height: int) -> HeadTiles | None:
+        """Tensors ``[batch, length, heads, head_dim]``."""
+        of_keys = name in {"k", "v"}
+        length, heads = (problem.kv_len, problem.kv_heads) if of_keys else (problem.q_len, problem.heads)
+        strides = outer_strides(problem, name, (length, heads, problem.head_dim))
+        if strides is None:
+            return None
+        of_batch, of_token, of_head = strides
+        sizes = (problem.batch, length, heads, problem.head_dim)
+        return HeadTiles(problem.dtype, *sizes, of_batch, of_token, of_head, height)
+
+    def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
+        """Two numbers of each row of queries, in blocks of as many as stream at once."""
+        shape = (problem.batch * problem.heads * _term_blocks(problem, config), 2, config["queries"])
+        return {"terms": TensorSpec.contiguous(shape, torch.float32)}
+
+    def launch(self, problem: Problem, config: Config, device: Device) -> Sequence[Launch]:
+        heads, blocks = problem.batch * problem.heads, _term_blocks(problem, config)
+        strides = [(rows.batch_stride, rows.token_stride, rows.head_stride) for rows in self.outputs(problem)]
+        sizes = (*strides[0], *strides[1], problem.q_len, blocks, heads)
+        terms = self.terms_launch(problem, config, heads * blocks * config["queries"], sizes)
+        return [terms, *(self._of_pass(problem, one, config, device) for one in passes_of(problem, config))]
+
+    def _of_pass(self, problem: Problem, one: Pass, config: Config, device: Device) -> Launch:
+        lengths, heads = (problem.q_len, problem.kv_len), problem.batch * problem.heads
+        at_once = together(problem, heads, problem.kv_len)
+        if one.by_keys:
+            lengths, heads = lengths[::-1], problem.batch * problem.kv_heads
+            at_once = heads
+        blocks = -(-lengths[0] // one.rows)
+        terms = config["queries"], _term_blocks(problem, config)
+        sizes = (*logit_arguments(problem), *lengths, blocks, *terms, heads, at_once)
+        return self.pass_launch(problem, one, device, heads * blocks, sizes)
+
+
+def _term_blocks(problem: Problem, config: Config) -> int:
+    """Blocks of terms of a head's rows."""
+    return -(-int(problem.q_len) // int(config["queries"]))
