@@ -35,4 +35,4 @@ def made_in(mode: GradMode, op: Op, values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 OTHER_MODES: tuple[GradMode, ...] = ("no-grad", "inference-mode")
-"""Those that verification is not in anyway."""
+"""The modes that verification is not in anyway."""
