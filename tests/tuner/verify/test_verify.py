@@ -139,9 +139,12 @@ DIMS: Mapping[str, dict[str, Value]] = {
         }
         for gradient in ("", "_backward")
     },
-    "attention_varlen": {
-        "sequences": 3, "heads": 2, "kv_heads": 1, "total_q": 11, "total_k": 40, "head_dim": 12, "causal": True,
-        "softcap": True, "span": 7, "lengths": "skewed", "dtype": "bfloat16",
+    **{
+        f"attention_varlen{gradient}": {
+            "sequences": 3, "heads": 2, "kv_heads": 1, "total_q": 11, "total_k": 40, "head_dim": 12, "causal": True,
+            "softcap": True, "span": 7, "lengths": "skewed", "dtype": "bfloat16",
+        }
+        for gradient in ("", "_backward")
     },
     "square_backward": {"n": 5001, "dtype": "bfloat16"},
     "gelu_backward": {"n": 5001, "dtype": "float16", "approximate": "none"},
