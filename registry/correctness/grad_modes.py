@@ -24,6 +24,9 @@ GRAD_MODES: Mapping[GradMode, Callable[[], AbstractContextManager[None]]] = {
 }
 """A context manager of each mode."""
 
+OTHER_MODES: tuple[GradMode, ...] = ("no-grad", "inference-mode")
+"""The modes that verification is not in anyway."""
+
 
 def made_in(mode: GradMode, op: Op, values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The values of a call as a caller in that mode has them: activations are made in it, weights before."""
@@ -32,7 +35,3 @@ def made_in(mode: GradMode, op: Op, values: tuple[Any, ...]) -> tuple[Any, ...]:
     named = zip(op.parsed.names, values, strict=True)
     with torch.inference_mode():
         return tuple(value if name in op.weights else with_tensors((value,), torch.clone)[0] for name, value in named)
-
-
-OTHER_MODES: tuple[GradMode, ...] = ("no-grad", "inference-mode")
-"""The modes that verification is not in anyway."""

@@ -211,19 +211,29 @@ class RunStore(StoredWinners):
             return self._patiently(lambda: self._store.publish(self.run, decision, finals))
 
     def decision(
-        self, plan: ProblemPlan, candidate: Candidate, trial_uid: str | None = None, **fields: Any
+        self,
+        plan: ProblemPlan,
+        candidate: Candidate,
+        trial_uid: str | None = None,
+        artifact_hash: str | None = None,
+        **fields: Any,
     ) -> Decision:
-        """A decision for a candidate, which refers to its trial as that is stored, and to the kernels tried there."""
+        """A decision for a candidate, which refers to its trial as that is stored.
+
+        ``artifact_hash``: that of its kernels; None for that of its trial, or of today's where there is no trial.
+        """
         self._batches.write()
         uid = self._batches.stored_uid(trial_uid) if trial_uid else None
-        tried = self._patiently(lambda: self._store.trial(uid)) if uid else None
+        if artifact_hash is None:
+            tried = self._patiently(lambda: self._store.trial(uid)) if uid else None
+            artifact_hash = artifact_hash_of(plan, candidate) if tried is None else tried.artifact_hash
         return Decision(
             trial_uid=uid,
             problem=problem_key(plan.op, plan.problem),
             environment=self.environment,
             protocol=self._protocol,
             candidate=self._key(candidate),
-            artifact_hash=artifact_hash_of(plan, candidate) if tried is None else tried.artifact_hash,
+            artifact_hash=artifact_hash,
             **fields,
         )
 

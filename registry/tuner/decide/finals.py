@@ -327,9 +327,10 @@ class Finals:
     def _decision(self, contest: Contest, verdict: Verdict, noise: Noise, *, new: bool) -> Decision:
         winner = contest.candidates[verdict.winner]
         previous = contest.previous
-        verified = contest.findings.uid(winner)
+        verified, kernels = contest.findings.uid(winner), None
         if verified is None and previous is not None and winner.key == contest.incumbent.key:
-            verified = previous.trial_uid
+            # the kernels are as the decision tells them: an older version's trial has another kind of hash
+            verified, kernels = previous.trial_uid, previous.artifact_hash
         return self._store.decision(
             contest.findings.plan,
             winner,
@@ -344,6 +345,7 @@ class Finals:
             default_ratio=default_ratio(contest, winner, noise),
             ties=tuple(ties(contest, verdict)),
             trial_uid=verified,
+            artifact_hash=kernels,
             previous=previous.uid if previous else None,
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -517,6 +519,27 @@ def test_the_incumbents_duration_and_not_the_fastests_says_what_is_known(
     finals = Finals(recorder, TimingProtocol.of(CPU), lambda event: None, QUIET, known)
     list(finals.run([searched(planned, recorder, times)], bench))
     assert len(bench.finals) == blocks
+
+
+def test_a_kept_incumbent_that_was_not_tried_has_the_kernels_of_its_decision(
+    planned: ProblemPlan, recorders: Callable[[], RunStore]
+) -> None:
+    """Its trial, of an earlier version, may have a hash that today's kernels never have."""
+    first = recorders()
+    honest = candidates(planned)["honest 1"]
+    trial = first.trial(planned, honest, Outcome("ok", median_us=100.0))
+    told = first.decision(planned, honest, trial.uid, artifact_hash="", median_us=100.0, verdict="new")
+    assert first.publish(told, [])
+    with closing(sqlite3.connect(first._store.url.removeprefix("sqlite:///"))) as database:
+        database.execute("UPDATE trial SET artifact_hash = 'of an earlier version'")
+        database.commit()
+    second = recorders()
+    decide(planned, second, Bench(HONEST), {name: us for name, us in HONEST.items() if name != "honest 1"})
+    kept = second.winner(planned.op, PROBLEM)
+    assert kept is not None
+    assert (kept.uid == told.uid, kept.candidate.config, kept.trial_uid) == (False, honest.config, trial.uid)
+    assert kept.artifact_hash == told.artifact_hash == ""
+    assert second.valid(planned, kept) == honest
 
 
 def test_an_incumbent_that_was_not_searched_takes_what_its_decision_says(
