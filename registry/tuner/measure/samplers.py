@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import NamedTuple, Protocol
 
+from .cores import preemptions
 from .protocol import TimingProtocol
 
 Enqueue = Callable[[], object]
@@ -101,6 +102,9 @@ class Sampler(ABC):
 
     in_a_row = 1
     """The number of launches that follow each other, with no pause before any but the first."""
+
+    on_cores = False
+    """Whether launches run on the processor's cores, which other programs use, too."""
 
     place = 0
     """The copy on which the next sample begins, counted from round to round, if samples do not reach all copies."""
@@ -195,6 +199,7 @@ class ClockSampler(LaunchSampler):
     """
 
     how = "perf_counter"
+    on_cores = True
 
     def __init__(
         self,
@@ -226,7 +231,7 @@ class ClockSampler(LaunchSampler):
 
     def _timed(self, count: int, between: Between) -> Sample:
         elapsed, left = 0, count
-        lost = _preemptions()
+        lost = preemptions()
         while left:
             places = self._turn(min(left, self._round))
             turn = [self._launches[place] for place in places]
@@ -243,7 +248,7 @@ class ClockSampler(LaunchSampler):
             if self._warm is not None and len(turn) == len(self._launches):
                 # were one copy the last of every round, the warm-up would complete what its launch had left undone
                 self.place += 1
-        return Sample(elapsed / 1e3 / count, _preemptions() == lost)
+        return Sample(elapsed / 1e3 / count, preemptions() == lost)
 
 
 def rotation(working_set: int, protocol: TimingProtocol) -> int:
@@ -303,9 +308,3 @@ def no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _preemptions() -> int:
-    from resource import RUSAGE_SELF, getrusage  # not on Windows, which imports this module too
-
-    return getrusage(RUSAGE_SELF).ru_nivcsw
