@@ -14,6 +14,7 @@ from registry.correctness import numerics
 from registry.problem import Problem, Value
 from registry.space import Config
 
+from ..tiers import THOROUGH
 from .attention_on_cpu import Attend, built
 from .wgmma_attention import CONTRACTS, SMALL_H200, implementation_of
 
@@ -94,7 +95,7 @@ def test_numerics_of_packed_sequences(more: Mapping[str, Value], wanted: Mapping
     ],
     ids=lambda value: getattr(value, "op", ""),
 )
-@pytest.mark.few(1)
+@THOROUGH
 def test_heads_whose_keys_do_not_fit_in_l2_together_run_in_bands(
     problem: Problem, keys: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_heads_whose_keys_do_not_fit_in_l2_together_run_in_bands(
     check(problem, wanted, tmp_path, ("normal",))
 
 
+@THOROUGH
 def test_parts_of_a_projection_are_read_where_they_lie(tmp_path: Path) -> None:
     q, k, v = torch.randn(2, 150, 8, 64).half().split([4, 2, 2], 2)
     before = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
@@ -145,7 +147,7 @@ def _early_queries(text: str) -> str:
         (_early_queries, False),
     ],
 )
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_a_kernel_with_a_fault_is_found_out(change: Callable[[str], str], late: bool, tmp_path: Path) -> None:
     problem = ATTENTION.problem_of({**SMALL, "span": 90, "kv_len": 230})
     values = ATTENTION.draw(problem, "normal", torch.Generator().manual_seed(1))
@@ -183,6 +185,7 @@ def _second_is_right(attend: Attend, values: tuple[Any, ...], late: bool) -> boo
 
 
 @pytest.mark.parametrize("late", [False, True])
+@THOROUGH
 def test_what_is_not_finite_in_other_sequences_does_not_reach_one(late: bool, tmp_path: Path) -> None:
     problem, values = _of_others_not_finite()
     assert _second_is_right(built(problem, config_of(problem, {"keys": 64}), tmp_path), values, late)
@@ -200,7 +203,7 @@ def test_what_is_not_finite_in_other_sequences_does_not_reach_one(late: bool, tm
         (_replaced("tile.sequence.first_key + block", "block"), False),
     ],
 )
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_a_kernel_that_mixes_sequences_is_found_out(change: Callable[[str], str], late: bool, tmp_path: Path) -> None:
     problem, values = _of_others_not_finite()
     attend = built(problem, config_of(problem, {"keys": 64}), tmp_path, change)
@@ -219,6 +222,7 @@ def test_wrong_offsets_stay_within_the_tensors(late: bool, tmp_path: Path) -> No
         attend(*values[:3], queries, keys, *values[5:], late=late)
 
 
+@THOROUGH
 def test_a_kernel_that_trusts_offsets_is_found_out(tmp_path: Path) -> None:
     problem = ATTENTION_VARLEN.problem_of({**PACKED, "sequences": 2})
     values = ATTENTION_VARLEN.draw(problem, "normal", torch.Generator().manual_seed(1))

@@ -88,7 +88,7 @@ def _changed(pairs: Pairs) -> Change:
 
 
 @pytest.mark.parametrize("fault", list(FAULTS))
-@pytest.mark.few(1)
+@THOROUGH
 def test_a_fault_is_found(fault: str, tmp_path: Path) -> None:
     form = {"batch": 1, "span": 240, "q_len": 300, "kv_len": 330}
     problem = ATTENTION_BACKWARD.problem_of({**SMALL, **form})

@@ -12,7 +12,7 @@ from registry.contracts import ATTENTION_VARLEN
 from registry.problem import Problem, Value
 from registry_cuda.attention.head_tiles import packed_head_tiles
 
-from ..tiers import spread
+from ..tiers import THOROUGH, spread
 from .wgmma_attention import A100, H200, PACKED, of_each_tile, variant_of
 
 pytest.importorskip("cuda.core")
@@ -89,7 +89,7 @@ def test_one_variant_serves_all_lengths() -> None:
 @pytest.mark.parametrize(
     "more", [{}, {"head_dim": 64, "causal": False}, {"span": 300, "softcap": True}, {"head_dim": 256}], ids=str
 )
-@pytest.mark.few(1)
+@THOROUGH
 def test_kernels_compile_without_spills(more: Mapping[str, Value]) -> None:
     problem = problem_of(**more)
     for config in spread(of_each_tile(problem), 3):

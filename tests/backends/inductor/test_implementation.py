@@ -288,6 +288,8 @@ def test_compiled_code_is_kept_where_nobody_else_writes(
     variables = {"KERNEL_REGISTRY_CACHE": str(own), "TORCHINDUCTOR_CACHE_DIR": str(everybodys)}
     for name, value in {**variables, "TRITON_CACHE_DIR": "/elsewhere"}.items():
         monkeypatch.setenv(name, value)
+    # to precompile headers once more takes 8 s: test_headers says where they are
+    monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False)
     before, x = dict(os.environ), torch.randn(int(time.time_ns() % 997) + 1000)
     problem, arguments = SQUARE.problem_of({"n": len(x), "dtype": "float32"}), SQUARE.arguments((x,))
     plan = build(SQUARE, Candidate(Compiled(), {}), problem, arguments, CPU, untuned=untuned)

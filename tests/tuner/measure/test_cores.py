@@ -8,14 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from registry.tuner.measure import cores
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells how long threads wait for a core")
 
 _PINNED = "import os, time; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
 _WATCHED = """
-from registry.tuner.measure.cores import CoreWaits, preemptions
-lost, waits, until = preemptions(), CoreWaits(), time.monotonic() + 0.3
+import runpy
+cores = runpy.run_path({file!r})
+lost, waits, until = cores["preemptions"](), cores["CoreWaits"](), time.monotonic() + 0.3
 {work}
-print(waits.are_long(), preemptions() > lost)
+print(waits.are_long(), cores["preemptions"]() > lost)
 """
 _BUSY = "while time.monotonic() < until: pass"
 
@@ -29,9 +32,12 @@ def neighbour() -> Iterator[None]:
 
 
 def watched(work: str) -> list[str]:
-    """Whether the waits on the first core are long, and whether the core was lost."""
+    """Whether the waits on the first core are long, and whether the core was lost, in a process without torch."""
     done = subprocess.run(
-        [sys.executable, "-c", _PINNED + _WATCHED.format(work=work)], check=True, capture_output=True, text=True
+        [sys.executable, "-c", _PINNED + _WATCHED.format(file=cores.__file__, work=work)],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return done.stdout.split()
 
