@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 
 import registry
 from registry.artifact import Artifact, Built, Signature, Target
@@ -288,12 +289,12 @@ def test_compiled_code_is_kept_where_nobody_else_writes(
     variables = {"KERNEL_REGISTRY_CACHE": str(own), "TORCHINDUCTOR_CACHE_DIR": str(everybodys)}
     for name, value in {**variables, "TRITON_CACHE_DIR": "/elsewhere"}.items():
         monkeypatch.setenv(name, value)
-    # to precompile headers once more takes 8 s: test_headers says where they are
-    monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False)
     before, x = dict(os.environ), torch.randn(int(time.time_ns() % 997) + 1000)
     problem, arguments = SQUARE.problem_of({"n": len(x), "dtype": "float32"}), SQUARE.arguments((x,))
-    plan = build(SQUARE, Candidate(Compiled(), {}), problem, arguments, CPU, untuned=untuned)
-    assert torch.equal(plan(x), x * x)
+    # to precompile headers once more takes 8 s: test_headers says where they are
+    with inductor_config.patch(cpp_cache_precompile_headers=False):
+        plan = build(SQUARE, Candidate(Compiled(), {}), problem, arguments, CPU, untuned=untuned)
+        assert torch.equal(plan(x), x * x)
     assert any(path.is_file() for path in (own / "torchinductor").rglob("*"))
     assert not any(path.is_file() for path in everybodys.rglob("*"))
     assert dict(os.environ) == before
