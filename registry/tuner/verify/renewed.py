@@ -122,8 +122,9 @@ class RenewedPairs:
     def _waited_pair(self, sampler: Sampler) -> tuple[Sample, Sample] | None:
         """A pair, None where threads that waited for a core may have made the difference between its times."""
         waits = CoreWaits() if sampler.on_cores else None
-        # to read how long threads have waited takes time, too: a usual sample comes between that and the pause
-        sampler.take(1)
+        if waits is not None:
+            # to read how long threads have waited takes time, too: a usual sample comes between that and the pause
+            sampler.take(1)
         self._meets.meet("waited")
         (waited,) = sampler.take(1)
         self._meets.meet("quick")
