@@ -63,6 +63,9 @@ def unknown_op(name: str, known: Collection[str]) -> UnknownNameError:
         f"is the plugin of {vendor} installed, or its file named by --plugin or registry.load_file()?"
         " `registry plugins` lists what is loaded"
     )
+    if not found and (owned := sorted(other for other in known if other.endswith(f"::{name}"))):
+        remedy = f"of plugins there {'is' if len(owned) == 1 else 'are'} {', '.join(owned)}"
+        return UnknownNameError("op", name, (), remedy=remedy)
     absent = found and not any(other.startswith(f"{vendor}::") for other in known)
     return UnknownNameError("op", name, known, remedy=remedy if absent else "")
 

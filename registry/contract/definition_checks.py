@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..author_code import at
 from ..errors import InvalidDefinitionError, UnknownNameError
-from ..problem import check_choices
+from ..problem import Problem, check_choices
 from .field_checks import check_fields
 from .tolerance import Tolerance
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 COUNT = "count"
 """The key in a shapes file, beside dimensions, for the number of a program's calls. No dimension may be named so."""
+
+_TAKEN = frozenset(dir(Problem)).union(Problem.__dataclass_fields__)
+"""What reads as an attribute of any problem: a dimension of such a name would be hidden behind it."""
 
 _NAME = re.compile(r"([a-z][a-z0-9_]*::)?[a-z][a-z0-9_]*\Z")
 
@@ -65,9 +68,18 @@ def _check_dimensions(op: Op) -> None:
     if both := op.static & op.dynamic:
         hint = "a dimension is in one of static (of which choices and distributions are a part) and dynamic"
         raise definition_fault(op, f"{sorted(both)} both static and dynamic", hint)
-    if COUNT in op.static | op.dynamic:
-        hint = "a shapes file says by that name how often a problem is called; take another"
-        raise definition_fault(op, f"a dimension named {COUNT!r}", hint)
+    for name in sorted(op.static | op.dynamic):
+        if hint := _hint_of_dimension(name):
+            raise definition_fault(op, f"a dimension named {name!r}", hint)
+
+
+def _hint_of_dimension(name: str) -> str:
+    """What to do about a name that no dimension may have; empty for others."""
+    if name == COUNT:
+        return "a shapes file says by that name how often a problem is called; take another"
+    if name in _TAKEN:
+        return f"problem.{name} is something else for the problems of every op; take another"
+    return "" if name.isidentifier() else "expected a name as in Python, since problem.<name> reads it"
 
 
 def _check_tensors(op: Op) -> None:

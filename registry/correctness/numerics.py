@@ -91,9 +91,10 @@ def results_of(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     if len(results) != len(op.parsed.results):
         names = op.parsed.outputs
         found = len(results) - len(op.parsed.results) + len(names)
+        form = ": return them as a tuple, a list counts as one" if len(names) > 1 else ""
         raise InvalidDefinitionError(
             f"op {op.name!r}: its reference returned {found or 'None, no'} output{'s' * (found > 1)}{at(op.reference)}",
-            hint=f"its schema names {len(names)}: {', '.join(names)}"
+            hint=f"its schema names {len(names)}, {', '.join(names)}{form}"
             if names
             else "its schema names none: return None",
         )

@@ -24,6 +24,7 @@ from .poisoned_layouts import PoisonedLayout
 _LAYOUTS: tuple[PoisonedLayout, ...] = ("contiguous", "sliced")
 _DIM = "dim"
 _MASK = "mask"
+_MASK_RANK = 4
 _NEED = "need_"
 _ALIKE: Mapping[str, Any] = {"rtol": 1e-6, "atol": 1e-6, "equal_nan": True}
 
@@ -66,11 +67,13 @@ def other_views(op: Op, problem: Problem, values: tuple[Any, ...]) -> Iterator[t
         if _is_posed(op, problem, call) and _is_same(op, values, call, view):
             yield which, call
     # other tensors of an op without numbers may have been made with the mask, as out and lse of a gradient are
-    if isinstance(named.get(_MASK), torch.Tensor) and op.numbers:
+    if _is_of_batches(named.get(_MASK)) and op.numbers:
         sizes = {size for tensor in tensors_in(values) for size in tensor.shape if size > 1}
         masks = (_of_heads(named[_MASK], size) for size in sorted(sizes))
         calls = (tuple({**named, _MASK: mask}.values()) for mask in masks)
-        yield from (("per-head", call) for call in calls if _is_posed(op, problem, call))
+        yield from (
+            ("per-head", call) for call in calls if _is_posed(op, problem, call) and _is_taken(op, values, call)
+        )
     fewer = ((name, tuple({**named, **needs}.values())) for name, needs in _each_alone(named))
     yield from ((f"{name} alone", call) for name, call in fewer if _is_posed(op, problem, call) and _makes(op, call))
 
@@ -81,6 +84,11 @@ def _each_alone(named: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, An
     none = {name: [0] * len(value) if isinstance(value, list | tuple) else False for name, value in needs.items()}
     for name, value in needs.items() if len(needs) > 1 else ():
         yield name, {**none, name: value}
+
+
+def _is_of_batches(mask: Any) -> bool:
+    """Whether it may be ``[batch, 1, queries, keys]``: other ops have masks of elements, or of pixels, by this name."""
+    return isinstance(mask, torch.Tensor) and mask.dim() == _MASK_RANK and mask.shape[1] == 1
 
 
 def _of_heads(mask: torch.Tensor, heads: int) -> torch.Tensor:
@@ -101,6 +109,17 @@ def _is_same(
         moved = [(one, other.movedim(0, -1) if view is _dim_first else other) for one, other in pairs]
         return all(torch.allclose(one.double(), other.double().reshape(one.shape), **_ALIKE) for one, other in moved)
     except Exception as fault:  # an op may raise anything for tensors that it does not take
+        if out_of_memory(fault):
+            raise
+        return False
+
+
+def _is_taken(op: Op, values: tuple[Any, ...], call: tuple[Any, ...]) -> bool:
+    """Whether the op makes results of the same shapes of both: its problem may tell nothing of what was exchanged."""
+    try:
+        pairs = zip(reference64(op, values), reference64(op, call), strict=True)
+        return all(one.shape == other.shape for one, other in pairs)
+    except Exception as fault:  # likewise
         if out_of_memory(fault):
             raise
         return False

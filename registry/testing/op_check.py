@@ -24,6 +24,7 @@ from ..folding import Place
 from ..problem import Problem, Value
 from .given_inputs import SEED, GivenInputs
 from .reports import Notes, Report, guarded, refuse_unlike
+from .shape_faults import shape_faults
 
 _CPU = Device.of("cpu")
 _LAYOUTS: tuple[PoisonedLayout, ...] = ("sliced", "transposed", "strided", "expanded-dense", "scalar-dense")
@@ -38,7 +39,8 @@ def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None
     reference's shapes, dtypes and strides, also for inputs that are not row-major; the reference computes in float64
     where its arguments are, does not change them, and is accepted by its own tolerance; the floor is positive; both
     ends of a range along which winners transfer are problems of the op, with that range. The tensors that its backward
-    names are there, and a reference that is to be inlined reads no data. Over all its examples the tolerance must
+    names are there, and a reference that is to be inlined reads no data. ``problem`` refuses tensors that are too short
+    for the others, where the reference does. Over all its examples the tolerance must
     refuse results that were not computed: zeros, one number everywhere, the output of a previous call.
     """
     refuse_unlike("check_op", "op", op, Op)
@@ -116,6 +118,7 @@ def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
         yield from (f"{kind} inputs: {fault}" for fault in _reference_faults(op, problem, values))
         if kind == op.kinds[0]:
             yield from narrow_faults(op, values)
+            yield from shape_faults(op, problem, values)
             for layout in _LAYOUTS:
                 yield from (f"{layout} inputs: {fault}" for fault in _strided_faults(op, problem, layout))
         yield from (f"{kind} inputs: {fault}" for fault in _inline_faults(op, values))

@@ -169,6 +169,12 @@ def test_winners_are_filed_by_distribution_and_those_of_another_one_answer(catal
         ({"choices": {"order": ("largest", "largest")}}, "the choices of order are"),
         ({"choices": {"order": (1, 2)}}, "the choices of order are"),
         ({"choices": {"rows": ("a",)}}, "both static and dynamic"),
+        ({"choices": {"key": (False, True)}}, r"a dimension named 'key'[^;]*\n *problem.key is something else"),
+        ({"dynamic": frozenset({"torch_dtype"})}, r"a dimension named 'torch_dtype'[^;]*\n *problem.torch_dtype is"),
+        (
+            {"choices": {"in place": (False, True)}},
+            r"a dimension named 'in place'[^;]*\n *expected a name as in Python",
+        ),
         ({"compare": {"place": lambda *_: None}}, "unknown result 'place'"),
         ({"tolerances": {"score": TOP.tolerance}}, "unknown result 'score'"),
         ({"transfers": {"rows": octave}}, "transfers: rows is no static size"),

@@ -457,5 +457,12 @@ def test_a_complex_result_has_no_rule() -> None:
 
 def test_a_reference_that_returns_too_much_is_named() -> None:
     op = giving(lambda x: (x, x))  # type: ignore[arg-type,return-value]
-    with pytest.raises(InvalidDefinitionError, match=r"its reference returned 2 outputs \(.*\n  its schema names 1: y"):
+    with pytest.raises(InvalidDefinitionError, match=r"its reference returned 2 outputs \(.*\n  its schema names 1, y"):
+        numerics.reference64(op, (torch.rand(3),))
+
+
+def test_outputs_in_a_list_are_told_to_be_one() -> None:
+    op = replace(giving(lambda x: x), schema="giving(Tensor x) -> (Tensor y, Tensor z)", name="giving")
+    op = replace(op, reference=lambda x: [x, x])
+    with pytest.raises(InvalidDefinitionError, match=r"returned 1 output \(.*\n.* 2, y, z: return them as a tuple"):
         numerics.reference64(op, (torch.rand(3),))

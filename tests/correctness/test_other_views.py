@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,6 +21,7 @@ from registry.contracts import (
     SQUARE,
 )
 from registry.correctness.other_views import other_views
+from registry.problem import Problem, dtype_name
 
 
 def shapes(op: Op) -> dict[str, list[tuple[int, ...]]]:
@@ -56,6 +60,42 @@ def test_heads_have_masks_of_their_own_which_all_batches_share() -> None:
     mask = found[ATTENTION.parsed.names.index("mask")]
     assert (which, mask.shape[:2]) == ("per-head", (1, 4))
     assert not mask[:, :1].equal(mask[:, 1:2])
+
+
+def masked(mask: Callable[[torch.Tensor], torch.Tensor]) -> Op:
+    """An op whose tensor ``mask`` is no mask of attention: one of elements, or of a batch's pixels."""
+
+    def inputs(problem: Problem, _: str, generator: torch.Generator) -> tuple[Any, ...]:
+        x = torch.randn(problem.n, 3, 4, 5, generator=generator)
+        return x, mask(x), 0.5
+
+    return Op(
+        name="masking",
+        schema="masking(Tensor x, Tensor mask, float p=0.5) -> Tensor y",
+        version=1,
+        reference=lambda x, mask, p: torch.where(mask.expand(len(x), *mask.shape[1:]), x, p),
+        problem=lambda given: {"n": given.tensor("x").shape[0], "dtype": dtype_name(given.tensor("x").dtype)},
+        inputs=inputs,
+        floor=SQUARE.floor,
+        tolerance=SQUARE.tolerance,
+        static=frozenset({"dtype"}),
+        dynamic=frozenset({"n"}),
+        numbers=frozenset({"p"}),
+        kinds=("normal",),
+        examples=({"n": 2, "dtype": "float32"},),
+    )
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [lambda x: x[0, 0, 0] > 0, lambda x: x[0, 0] > 0, lambda x: x > 0, lambda x: x[:, :1, :, :1].mT > 0],
+    ids=["elements", "rows", "whole", "pixels"],
+)
+def test_a_mask_of_another_form_than_attentions_has_none_of_heads(mask: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    op = masked(mask)
+    problem = op.problem_of({"n": 2, "dtype": "float32"})
+    values = op.draw(problem, "normal", torch.Generator().manual_seed(1))
+    assert "per-head" not in dict(other_views(op, problem, values))
 
 
 def test_each_gradient_is_needed_alone_where_it_is_made_at_all() -> None:

@@ -128,6 +128,12 @@ def test_an_unknown_op_of_an_unknown_vendor_is_told_how_it_comes_in(bare: Catalo
         bare.op("mine::row_sun")
 
 
+def test_an_op_of_a_plugin_that_is_named_without_its_vendor_is_told(bare: Catalog, op: Op) -> None:
+    bare.define(op)
+    with pytest.raises(UnknownNameError, match=r"'row_sum'\n  of plugins there is mine::row_sum"):
+        bare.op("row_sum")
+
+
 @pytest.mark.parametrize("vendor", ["aten", "prim", "prims", "kernel_registry"])
 def test_what_is_defined_by_hand_takes_no_name_of_torchs_operators(bare: Catalog, op: Op, vendor: str) -> None:
     named = replace(op, name=f"{vendor}::row_sum", schema=op.schema.replace("mine::", f"{vendor}::"))

@@ -274,3 +274,42 @@ def test_infinite_inputs_do_not_make_a_reference_narrow() -> None:
     x = torch.randn(64, 9, generator=torch.Generator().manual_seed(1))
     x[::2, 3:] = -torch.inf
     assert narrow_faults(replace(SQUARE, reference=lambda x: x.softmax(-1)), (x,)) == []
+
+
+def gathered(problem: Callable[[Arguments], dict[str, Value]]) -> Op:
+    """An op that scales rows of a table, by indices: with as many scales as indices."""
+
+    def inputs(problem: Problem, _: str, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+        table, scales = torch.randn(problem.n + 1, 3, generator=generator), torch.rand(problem.n, generator=generator)
+        return table, torch.arange(1, problem.n + 1), scales
+
+    return replace(
+        SQUARE,
+        name="gathered",
+        schema="gathered(Tensor table, Tensor rows, Tensor scales) -> Tensor y",
+        reference=lambda table, rows, scales: table[rows] * scales[:, None],
+        fake=lambda table, rows, scales: table.new_empty(rows.shape[0], table.shape[1]),
+        problem=problem,
+        inputs=inputs,
+        kinds=("normal",),
+        examples=({"n": 4, "dtype": "float32"},),
+        independent=frozenset(),
+        backward=None,
+    )
+
+
+def test_a_tensor_that_is_too_short_for_the_others_has_to_be_refused() -> None:
+    def of_rows(arguments: Arguments) -> dict[str, Value]:
+        return {"n": arguments.tensor("rows").numel, "dtype": "float32"}
+
+    def careful(arguments: Arguments) -> dict[str, Value]:
+        if arguments.tensor("scales").shape != arguments.tensor("rows").shape:
+            raise InvalidArgumentError("one scale an index")
+        return of_rows(arguments)
+
+    with pytest.raises(
+        CheckError, match=r"problem\(\) does not tell scales of shape \(3,\) from one of \(4,\)"
+    ) as told:
+        check_op(gathered(of_rows))
+    assert "table" not in str(told.value)  # which index a table has is no matter of its shape
+    assert check_op(gathered(careful)).ok

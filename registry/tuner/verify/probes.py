@@ -287,8 +287,8 @@ class Probes:
             return _ForProbe(reused or self._anew(plan, probe, artifacts), partial(_told, probe))
 
         def told(fault: str, remedy: str = "") -> str:
-            right = self._is_right_anew(plan, probe, artifacts)
-            if not right:
+            # who is wrong by chance is right the next time, and that is no matter of what was bound before
+            if not _is_right(self._anew(plan, probe, artifacts), probe) or _is_right(reused, probe):
                 return _told(probe, fault, remedy)
             return false_claim(plan.candidate.implementation.name, plan.problem, probe.problem, probe.which, fault)
 
@@ -300,15 +300,6 @@ class Probes:
 
     def _anew(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact]) -> Plan:
         return build(plan.op, plan.candidate, probe.problem, probe.arguments, self._device, artifacts)
-
-    def _is_right_anew(self, plan: Plan, probe: Probe, artifacts: Mapping[str, Artifact]) -> bool:
-        checks = Checks()
-        try:
-            _check(self._anew(plan, probe, artifacts), probe, checks, str)
-            checks.settle()
-        except Exception:  # a stranger's code may raise anything
-            return False
-        return True
 
 
 def _guarded(meet: Callable[[], None], told: _Told) -> bool:
@@ -393,6 +384,18 @@ def _why(op: Op, probe: Probe, results: Tensors, told: _Told) -> str:
 
 def _why_any(op: Op, probe: Probe, calls: Sequence[Tensors], told: _Told) -> str:
     return next(filter(None, (_why(op, probe, results, told) for results in calls)), "")
+
+
+def _is_right(plan: Plan, probe: Probe) -> bool:
+    """Whether a plan is right on a probe and on the one beside it."""
+    checks = Checks()
+    try:
+        for each in filter(None, (probe, probe.beside)):
+            _check(plan, each, checks, lambda fault, *_: fault)
+        checks.settle()
+    except Exception:  # a stranger's code may raise anything
+        return False
+    return True
 
 
 def _told(probe: Probe, fault: str, remedy: str = "") -> str:

@@ -161,6 +161,27 @@ def test_who_knows_the_sizes_of_all_probes_meets_others() -> None:
         Probes(CPU).check(plan, {})
 
 
+@pytest.mark.parametrize("always", [False, True])
+def test_only_who_is_wrong_again_is_said_to_claim_falsely_that_sizes_do_not_matter(always: bool) -> None:
+    session = Session(SQUARE, SQUARE.problem_of({"n": 20_000, "dtype": "float32"}), CPU, PROTOCOL, 7)
+    met = {20_000}
+
+    class Bound(Custom):
+        any_size = True
+
+        def bind(self, problem: Problem, config: Config, device: Device, built: Any) -> Any:
+            def run(outputs: Any, arguments: Any, scratch: Any) -> None:
+                (y,), (x,) = outputs, arguments
+                right = y.numel() == problem.n if always else y.numel() in met
+                met.add(y.numel())
+                torch.mul(x, x, out=y) if right else y.zero_()
+
+            return run
+
+    with pytest.raises(WrongError, match="says any_size = True" if always else r"right here, but not for square\(n="):
+        go_through(Bound("square", torch.square), session, {})
+
+
 @pytest.mark.usefixtures("no_secrets")
 def test_probes_take_no_more_than_their_part_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Problem] = []

@@ -54,6 +54,9 @@ def dims_of(arguments: Arguments) -> dict[str, Value]:
     heads, length = (1, 2) if layout == "bhsd" else (2, 1)
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[heads] % k.shape[heads]:
         raise InvalidArgumentError(f"{arguments.op}: q is {q.shape} and k is {k.shape}, which do not go together")
+    mask, expected = arguments.optional_tensor("mask"), (q.shape[length], k.shape[length])
+    if mask is not None and mask.shape != expected:
+        raise InvalidArgumentError(f"{arguments.op}: mask is {mask.shape}", hint=f"expected {expected}")
     return {
         "batch": q.shape[0],
         "heads": q.shape[heads],
@@ -63,7 +66,7 @@ def dims_of(arguments: Arguments) -> dict[str, Value]:
         "head_dim": q.shape[3],
         "dtype": dtype_name(q.dtype),
         "causal": arguments.flag("causal"),
-        "mask": arguments.optional_tensor("mask") is not None,
+        "mask": mask is not None,
         "layout": layout,
     }
 

@@ -56,7 +56,24 @@ def dims_of(arguments: Arguments) -> Dims:
 
 def forward_dims(arguments: Arguments) -> Dims:
     """The dimensions of the forward op: those of both, and whether there is a bias."""
-    return {**dims_of(arguments), "bias": arguments.optional_tensor("bias") is not None}
+    found = dims_of(arguments)
+    _check_shape(arguments, "bias", arguments.tensor("weight").shape)
+    return {**found, "bias": arguments.optional_tensor("bias") is not None}
+
+
+def backward_dims(arguments: Arguments) -> Dims:
+    """The dimensions of the backward op, whose other tensors belong to the rows of x."""
+    found, shape = dims_of(arguments), arguments.tensor("x").shape
+    for name, expected in (("grad_y", shape), ("mean", shape[:-1]), ("rstd", shape[:-1])):
+        _check_shape(arguments, name, expected)
+    return found
+
+
+def _check_shape(arguments: Arguments, name: str, expected: tuple[int, ...]) -> None:
+    """Raise InvalidArgumentError for a tensor of another shape, beyond whose end a kernel would read."""
+    tensor = arguments.optional_tensor(name)
+    if tensor is not None and tensor.shape != expected:
+        raise InvalidArgumentError(f"{arguments.op}: {name} is {tensor.shape}", hint=f"expected {expected}")
 
 
 def _drawn(problem: Problem, kind: str, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,7 +143,7 @@ BACKWARD = Op(
     ),
     version=1,
     reference=backward_reference,
-    problem=dims_of,
+    problem=backward_dims,
     inputs=backward_inputs,
     floor=lambda problem: _floor(problem, 3),
     tolerance=of_a_sum(8.0, lambda problem: problem.cols + problem.rows),
