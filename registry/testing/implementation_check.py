@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import torch
 from ..contract import Op
 from ..correctness.expanded import EXPANDED, reference_of_expanded
 from ..correctness.grad_modes import GRAD_MODES, OTHER_MODES, made_in
+from ..correctness.other_forms import other_forms
 from ..correctness.other_sizes import OtherSize, false_claim, other_sizes, sizes_apart
 from ..correctness.other_views import layouts_of_views, other_views
 from ..correctness.poisoned_layouts import PoisonedLayout, adds_nothing, layouts_on
@@ -207,20 +209,23 @@ def _number_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem,
 
 
 def _view_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem, device: Device) -> Iterator[str]:
-    """Faults in calls of the problem with tensors of other ranks, or with another reduced dimension."""
-    for which, _ in other_views(op, problem, GivenInputs(op, problem, op.kinds[0], device, "contiguous").values):
-        for layout in layouts_of_views(device.type):
-            fresh = GivenInputs(op, problem, op.kinds[0], device, layout, view=which)
-            arguments = op.arguments(fresh.values)
-            posed = op.pose(arguments, problem)
-            place = Place(f"{problem} {which} {layout} {candidate}", str(problem), str(candidate), layout)
-            if adds_nothing(layout, arguments.tensors.values()) or not _is_supported(
-                notes, place, candidate, posed, device
-            ):
-                continue
-            plan = build(op, candidate, posed, arguments, device)
-            for fault in guarded(run_faults(plan, fresh, 0), candidate.implementation):
-                yield f"{layout} {which} inputs: {fault}"
+    """Faults in calls of the problem with tensors of other ranks, another reduced dimension, or in other forms."""
+    values = GivenInputs(op, problem, op.kinds[0], device, "contiguous").values
+    layouts = layouts_of_views(device.type)
+    views = itertools.product((which for which, _ in other_views(op, problem, values)), layouts)
+    forms = itertools.product((which for which, _ in other_forms(op, problem, values)), layouts[:1])
+    for which, layout in itertools.chain(views, forms):
+        fresh = GivenInputs(op, problem, op.kinds[0], device, layout, view=which)
+        arguments = op.arguments(fresh.values)
+        posed = op.pose(arguments, problem)
+        place = Place(f"{problem} {which} {layout} {candidate}", str(problem), str(candidate), layout)
+        if adds_nothing(layout, arguments.tensors.values()) or not _is_supported(
+            notes, place, candidate, posed, device
+        ):
+            continue
+        plan = build(op, candidate, posed, arguments, device)
+        for fault in guarded(run_faults(plan, fresh, 0), candidate.implementation):
+            yield f"{layout} {which} inputs: {fault}"
 
 
 def _check_other_size(
