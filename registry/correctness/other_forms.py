@@ -15,6 +15,7 @@ import torch
 from ..arguments.schema import Parameter, tensors_in, with_tensors
 from ..contract import Op
 from ..problem import Problem
+from .magnitudes import is_float8
 from .other_views import is_posed, is_same, viewed
 
 _WIDTHS: Mapping[torch.dtype, torch.dtype] = {torch.int64: torch.int32, torch.int32: torch.int64}
@@ -94,7 +95,7 @@ def _of_other_dtypes(op: Op, problem: Problem, values: _Values) -> Iterator[tupl
 def _left_out(op: Op, values: _Values) -> Iterator[tuple[str, _Values]]:
     for place, (parameter, value) in enumerate(zip(op.parsed.parameters, values, strict=True)):
         if parameter.optional and value is not None:
-            yield f"without {parameter.name}", _replaced(values, place, None)
+            yield f"absent {parameter.name}", _replaced(values, place, None)
 
 
 def _without_dimensions(op: Op, values: _Values) -> Iterator[tuple[str, _Values]]:
@@ -106,7 +107,7 @@ def _without_dimensions(op: Op, values: _Values) -> Iterator[tuple[str, _Values]
 def _padded(op: Op, values: _Values) -> Iterator[tuple[str, _Values]]:
     """More rows of NaN after those of the tensors of the highest rank, where they change nothing."""
     moving = [(place, one) for place, parameter, one in _each_tensor(op, values) if parameter.name not in op.weights]
-    moving = [(place, one) for place, one in moving if one.is_floating_point()]
+    moving = [(place, one) for place, one in moving if one.is_floating_point() and not is_float8(one.dtype)]
     rank = max((one.dim() for _, one in moving), default=0)
     call = values
     for place, one in moving:

@@ -1,4 +1,4 @@
-"""Other calls of one problem: tensors of one more dimension, another reduced dimension, other masks, fewer gradients.
+"""Other calls of one problem: tensors of more dimensions, another reduced dimension, other masks, fewer gradients.
 
 The inputs of an op have one form, which callers need not give: a problem counts rows of any number of dimensions, and
 an op may have its callers name the dimension that it reduces, take one mask of each head as well as one of each batch,
@@ -37,7 +37,7 @@ def _dim_first(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _split(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.unflatten(0, _parts(tensor.shape[0]))
+    return tensor.reshape(*_parts(tensor.shape[0]), *tensor.shape[1:])
 
 
 def _split_apart(tensor: torch.Tensor) -> torch.Tensor:
@@ -86,7 +86,8 @@ def layouts_of_views(device_type: str) -> tuple[PoisonedLayout, ...]:
 def other_views(op: Op, problem: Problem, values: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Names and values of calls of the same problem on the same numbers, as far as the op has such calls.
 
-    The tensors of the highest rank change, but no weights: the rows of a call are not those of a table.
+    The tensors of the highest rank change, where rows are split all that have these rows, but no weights: the rows of a
+    call are not those of a table.
     """
     named = dict(zip(op.parsed.names, values, strict=True))
     for which in _VIEWS:

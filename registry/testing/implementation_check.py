@@ -51,13 +51,14 @@ def check_implementation(
     expanded: numbers against the float64 reference, dtype, strides, aliasing, writes beside the outputs, arguments and
     scratch, changed inputs, a second and a third run over outputs in which some and all numbers were changed, inputs
     that change in place, other numbers than its kinds of inputs have (``Op.numbers``), torch's modes without gradients,
-    on a CPU tensors of one more dimension, a ``dim`` that is not the last and gradients that are needed alone, memory
-    that two calls return, several runs bit by bit unless ``deterministic`` is False, and two threads at once. What was
-    bound for the problem is then run, as a call of another size would, at a smaller, a larger and a size that is a
-    multiple of 16 where the problem's is none, or none where it is one, along each dynamic dimension; where it is twice
-    as large, also columns of a wider tensor, transposed and expanded tensors. An implementation with code of its own
-    for untuned sizes, ``bind_untuned``, runs that there. What the implementation says it does not support is skipped,
-    with its reasons.
+    on a CPU tensors of more dimensions, a ``dim`` that is not the last, gradients that are needed alone and calls in
+    other forms (integers of the other width, mixed dtypes, optional arguments left out, arguments that share memory),
+    memory that two calls return, several runs bit by bit unless ``deterministic`` is False, and two threads at once.
+    What was bound for the problem is then run, as a call of another size would, at a smaller, a larger and a size that
+    is a multiple of 16 where the problem's is none, or none where it is one, along each dynamic dimension; where it is
+    twice as large, also columns of a wider tensor, transposed and expanded tensors. An implementation with code of its
+    own for untuned sizes, ``bind_untuned``, runs that there. What the implementation says it does not support is
+    skipped, with its reasons.
     """
     refuse_unlike("check_implementation", "implementation", implementation, Implementation)
     refuse_unlike("check_implementation", "op", op, Op)

@@ -46,12 +46,12 @@ REFUSED = {
     "first_or_last": "dim-middle",
     "negative": "dim-middle",
     "int64": "integers of the other width",
-    "padding": "without padding_idx",
+    "padding": "absent padding_idx",
     "slots64": "integers of the other width",
     "padded_tokens": "padded",
     "scalar_scale": "scalar k_scale",
     "offsets32": "integers of the other width",
-    "scale": "without scale",
+    "scale": "absent scale",
     "keys_are_values": "overlapping",
 }
 """The form in which each is wrong."""

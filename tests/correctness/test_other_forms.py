@@ -49,10 +49,10 @@ def test_tensors_have_dtypes_of_their_own_where_the_op_mixes_them() -> None:
 
 
 def test_optional_arguments_are_left_out_where_no_dimension_tells_of_them() -> None:
-    assert drawn(EMBEDDING)[1]["without padding_idx"]["padding_idx"] is None
+    assert drawn(EMBEDDING)[1]["absent padding_idx"]["padding_idx"] is None
     _, forms = drawn(ATTENTION, {**ATTENTION.examples[1], "mask": "bool"})
-    assert forms["without scale"]["scale"] is None
-    assert "without mask" not in forms
+    assert forms["absent scale"]["scale"] is None
+    assert "absent mask" not in forms
 
 
 def test_scales_have_no_dimension_and_rows_may_follow_that_are_padding() -> None:
