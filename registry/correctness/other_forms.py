@@ -93,9 +93,13 @@ def _of_other_dtypes(op: Op, problem: Problem, values: _Values) -> Iterator[tupl
 
 
 def _left_out(op: Op, values: _Values) -> Iterator[tuple[str, _Values]]:
+    """Tensors, numbers that may be others, and what makes no difference: other tensors may depend on the rest."""
     for place, (parameter, value) in enumerate(zip(op.parsed.parameters, values, strict=True)):
-        if parameter.optional and value is not None:
-            yield f"absent {parameter.name}", _replaced(values, place, None)
+        if not parameter.optional or value is None:
+            continue
+        call = _replaced(values, place, None)
+        if parameter.holds_tensors or parameter.name in op.numbers or is_same(op, values, call):
+            yield f"absent {parameter.name}", call
 
 
 def _without_dimensions(op: Op, values: _Values) -> Iterator[tuple[str, _Values]]:

@@ -14,7 +14,7 @@ from ..contract import Op
 from ..correctness.bits import as_bits
 from ..correctness.expanded import EXPANDED, expanded_inputs
 from ..correctness.other_forms import AS_GIVEN, other_forms
-from ..correctness.other_numbers import renumbered
+from ..correctness.other_numbers import renumbered, zeroed
 from ..correctness.other_views import other_views
 from ..correctness.poisoned_layouts import PoisonedLayout, Surrounded, as_given, laid_out_within
 from ..device import Device
@@ -27,7 +27,7 @@ class GivenInputs:
     """Inputs of a kind in a layout, inside poisoned allocations. ``values`` are the schema's in order.
 
     ``numbers``: with other numbers than the kind has, where the op allows it, see ``Op.numbers``. ``view``: as the call
-    of that name among ``other_views`` or ``other_forms``.
+    of that name among ``other_views``, ``other_forms`` and ``zeroed``.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ def _drawn(
     if numbers and (found := renumbered(op, problem, values, seed)) is not None:
         values, _ = found
     if view:
-        calls = itertools.chain(other_views(op, problem, values), other_forms(op, problem, values))
-        values = next(call for which, call in calls if which == view)
+        made = (calls_of(op, problem, values) for calls_of in (other_views, other_forms, zeroed))
+        values = next(call for which, call in itertools.chain.from_iterable(made) if which == view)
     return expanded_inputs(op, values, layout)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ from ..contract import Op
 from ..correctness.expanded import EXPANDED, reference_of_expanded
 from ..correctness.grad_modes import GRAD_MODES, OTHER_MODES, made_in
 from ..correctness.other_forms import other_forms
+from ..correctness.other_numbers import telling_kinds, zeroed
 from ..correctness.other_sizes import OtherSize, false_claim, other_sizes, sizes_apart
 from ..correctness.other_views import layouts_of_views, other_views
 from ..correctness.poisoned_layouts import PoisonedLayout, adds_nothing, layouts_on
@@ -210,13 +210,9 @@ def _number_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem,
 
 
 def _view_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem, device: Device) -> Iterator[str]:
-    """Faults in calls of the problem with tensors of other ranks, another reduced dimension, or in other forms."""
-    values = GivenInputs(op, problem, op.kinds[0], device, "contiguous").values
-    layouts = layouts_of_views(device.type)
-    views = itertools.product((which for which, _ in other_views(op, problem, values)), layouts)
-    forms = itertools.product((which for which, _ in other_forms(op, problem, values)), layouts[:1])
-    for which, layout in itertools.chain(views, forms):
-        fresh = GivenInputs(op, problem, op.kinds[0], device, layout, view=which)
+    """Faults in calls of the problem with other ranks, another reduced dimension, in other forms or with a number 0."""
+    for which, kind, layout in _views(op, problem, device):
+        fresh = GivenInputs(op, problem, kind, device, layout, view=which)
         arguments = op.arguments(fresh.values)
         posed = op.pose(arguments, problem)
         place = Place(f"{problem} {which} {layout} {candidate}", str(problem), str(candidate), layout)
@@ -227,6 +223,21 @@ def _view_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem, d
         plan = build(op, candidate, posed, arguments, device)
         for fault in guarded(run_faults(plan, fresh, 0), candidate.implementation):
             yield f"{layout} {which} inputs: {fault}"
+
+
+def _views(op: Op, problem: Problem, device: Device) -> Iterator[tuple[str, str, PoisonedLayout]]:
+    """The name, the kind of inputs and the layout of each other call of the problem."""
+
+    def drawn(kind: str) -> tuple[Any, ...]:
+        return GivenInputs(op, problem, kind, device, "contiguous").values
+
+    layouts, first = layouts_of_views(device.type), op.kinds[0]
+    for which, _ in other_views(op, problem, drawn(first)):
+        yield from ((which, first, layout) for layout in layouts)
+    for which, _ in other_forms(op, problem, drawn(first)):
+        yield which, first, "contiguous"
+    for kind in telling_kinds(op, drawn):
+        yield from ((which, kind, "contiguous") for which, _ in zeroed(op, problem, drawn(kind)))
 
 
 def _check_other_size(

@@ -79,6 +79,16 @@ class RowsOfThreeDimensions(Norm):
         return x.shape[0] * x.shape[1] if x.dim() >= 3 else x.shape[0]
 
 
+class EpsilonOrDefault(Norm):
+    """Takes an epsilon of 0 for none."""
+
+    name = "form.eps_or"
+
+    def write(self, outputs: Tensors, *arguments: Any) -> None:
+        x, weight, eps = arguments
+        super().write(outputs, x, weight, eps or 1e-6)
+
+
 class Add(Form):
     op = "vector_add"
     mixed = True
@@ -323,6 +333,16 @@ class ScaleIsGiven(Attention):
     def write(self, outputs: Tensors, *arguments: Any) -> None:
         q, k, v, mask, causal, scale, *rest = arguments
         super().write(outputs, q, k, v, mask, causal, 1.0 if scale is None else scale, *rest)
+
+
+class ScaleOrDefault(Attention):
+    """Takes a scale of 0 for none."""
+
+    name = "form.scale_or"
+
+    def write(self, outputs: Tensors, *arguments: Any) -> None:
+        q, k, v, mask, causal, scale, *rest = arguments
+        super().write(outputs, q, k, v, mask, causal, scale or None, *rest)
 
 
 class KeysAreValues(Attention):

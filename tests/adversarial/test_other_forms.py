@@ -52,6 +52,8 @@ REFUSED = {
     "scalar_scale": "scalar k_scale",
     "offsets32": "integers of the other width",
     "scale": "absent scale",
+    "scale_or": "zero scale",
+    "eps_or": "zero eps",
     "keys_are_values": "overlapping",
 }
 """The form in which each is wrong."""

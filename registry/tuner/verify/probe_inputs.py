@@ -18,7 +18,7 @@ from ...correctness.expanded import EXPANDED, expanded_inputs, is_any_expanded, 
 from ...correctness.grad_modes import OTHER_MODES, GradMode
 from ...correctness.numerics import own_error, reference64
 from ...correctness.other_forms import AS_GIVEN, other_forms
-from ...correctness.other_numbers import renumbered
+from ...correctness.other_numbers import renumbered, telling_kinds, zeroed
 from ...correctness.other_sizes import OtherSize, ProblemLimits, other_sizes
 from ...correctness.other_views import layouts_of_views, other_views
 from ...correctness.poisoned_layouts import (
@@ -52,6 +52,8 @@ OTHER_NUMBERS = "renumbered"
 """The name of inputs with other attributes than the op's kinds have."""
 _SEEDS = 2**62
 _Renumbered = TypeVar("_Renumbered")
+_CallsOf = Callable[[Op, Problem, tuple[Any, ...]], Iterator[tuple[str, tuple[Any, ...]]]]
+"""Other calls of a problem, with their names, from the values of one."""
 
 _CLOSELY_PART = {"cpu": 1 / 2, "cuda": 1 / 8}
 """The part of what a problem of another size may take that one may take which is probed closely: a dozen times."""
@@ -289,18 +291,35 @@ class _Drawn:
             yield from self._of_case(case, problem, "contiguous", OTHER_NUMBERS)
 
     def with_other_views(self, problem: Problem, layouts: Sequence[PoisonedLayout]) -> Iterator[Probe]:
-        """Probes of calls of a problem with tensors of other ranks, another reduced dimension, or in other forms."""
-        for made, each in ((other_views, layouts), (other_forms, layouts[:1])):
-            try:
-                calls = list(made(self._op, problem, self._values(problem, self._op.kinds[0])))
-                cases = [(which, self._case_of(problem, values)) for which, values in calls]
-            except Exception as fault:  # as above
-                if out_of_memory(fault):
-                    raise
-                continue
-            for which, case in cases:
-                for layout in each:
-                    yield from self._of_case(case, problem, layout, which)
+        """Probes of calls with tensors of other ranks, another reduced dimension, in other forms or with a number 0."""
+        op = self._op
+        yield from self._otherwise(other_views, problem, op.kinds[0], layouts)
+        yield from self._otherwise(other_forms, problem, op.kinds[0], layouts[:1])
+        for kind in self._telling(problem):
+            yield from self._otherwise(zeroed, problem, kind, layouts[:1])
+
+    def _telling(self, problem: Problem) -> tuple[str, ...]:
+        try:
+            return telling_kinds(self._op, partial(self._values, problem))
+        except Exception as fault:  # as above
+            if out_of_memory(fault):
+                raise
+            return ()
+
+    def _otherwise(
+        self, calls_of: _CallsOf, problem: Problem, kind: str, layouts: Sequence[PoisonedLayout]
+    ) -> Iterator[Probe]:
+        """Probes in these layouts of the calls that are made of inputs of that kind."""
+        try:
+            calls = list(calls_of(self._op, problem, self._values(problem, kind)))
+            cases = [(which, self._case_of(problem, values)) for which, values in calls]
+        except Exception as fault:  # as above
+            if out_of_memory(fault):
+                raise
+            return
+        for which, case in cases:
+            for layout in layouts:
+                yield from self._of_case(case, problem, layout, which)
 
     def _of_case(self, case: _Case, problem: Problem, layout: PoisonedLayout, kind: str) -> Iterator[Probe]:
         op = self._op
