@@ -25,6 +25,7 @@ _LAYOUTS: tuple[PoisonedLayout, ...] = ("contiguous", "sliced")
 _DIM = "dim"
 _MASK = "mask"
 _NEED = "need_"
+_HEAD_SIZE = "head_size"
 _ALIKE: Mapping[str, Any] = {"rtol": 1e-6, "atol": 1e-6, "equal_nan": True}
 
 
@@ -69,7 +70,8 @@ _VIEWS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 """The names of inputs. deeper: with a dimension of one element before the last one, or after an only one. split: the
 first dimension is two. split-apart: these have one of one element between them. dim-first, dim-middle, dim-last: with
 the last dimension moved to the beginning, between two others or nowhere, where the attribute ``dim`` names it, counted
-from the front."""
+from the front. Beside these, heads-apart: with a dimension of heads before the last one, where the op has
+``head_size``."""
 _REDUCED: Mapping[str, int] = {"dim-first": 0, "dim-middle": 1}
 _ROWS = ("split", "split-apart")
 """Views of all tensors whose first dimension is that of the tensors of the highest rank."""
@@ -96,6 +98,10 @@ def other_views(op: Op, problem: Problem, values: tuple[Any, ...]) -> Iterator[t
             continue
         if is_same(op, values, call, _REDUCED.get(which, -1)):
             yield which, call
+    if isinstance(size := named.get(_HEAD_SIZE), int):
+        call = _moved(op, values, lambda tensor: tensor.unflatten(-1, (-1, size)))
+        if is_posed(op, problem, call) and is_same(op, values, call):
+            yield "heads-apart", call
     # other tensors of an op without numbers may have been made with the mask, as out and lse of a gradient are
     if isinstance(named.get(_MASK), torch.Tensor) and op.numbers:
         sizes = {size for tensor in tensors_in(values) for size in tensor.shape if size > 1}
@@ -122,18 +128,35 @@ def _of_heads(mask: torch.Tensor, heads: int) -> torch.Tensor:
 def viewed(op: Op, values: tuple[Any, ...], which: str) -> tuple[Any, ...] | None:
     """The values in a view; None where they have no such view."""
     named = dict(zip(op.parsed.names, values, strict=True))
-    moving = {name: value for name, value in named.items() if name not in op.weights}
-    rank, first = max(((one.dim(), one.shape[:1]) for one in tensors_in(tuple(moving.values()))), default=(0, ()))
-    if not rank or (which.startswith(_DIM) and named.get(_DIM) != -1):
+    if not (rank := _rank(op, values)) or (which.startswith(_DIM) and named.get(_DIM) != -1):
         return None
-
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
-        is_moved = tensor.shape[:1] == first if which in _ROWS else tensor.dim() == rank
-        return _VIEWS[which](tensor) if is_moved else tensor
-
-    found = {**named, **dict(zip(moving, with_tensors(tuple(moving.values()), moved), strict=True))}
+    found = dict(zip(named, _moved(op, values, _VIEWS[which], rows=which in _ROWS), strict=True))
     dim = {_DIM: _REDUCED.get(which, rank - 1)} if which.startswith(_DIM) else {}
     return tuple({**found, **dim}.values())
+
+
+def _moving(op: Op, values: tuple[Any, ...]) -> Mapping[str, Any]:
+    """The values that change, by their names."""
+    return {name: value for name, value in zip(op.parsed.names, values, strict=True) if name not in op.weights}
+
+
+def _rank(op: Op, values: tuple[Any, ...]) -> int:
+    return max((tensor.dim() for tensor in tensors_in(tuple(_moving(op, values).values()))), default=0)
+
+
+def _moved(
+    op: Op, values: tuple[Any, ...], view: Callable[[torch.Tensor], torch.Tensor], *, rows: bool = False
+) -> tuple[Any, ...]:
+    """The values with views of the tensors of the highest rank; with ``rows`` of all that have as many rows."""
+    moving, rank = _moving(op, values), _rank(op, values)
+    most = max((len(one) for one in tensors_in(tuple(moving.values())) if one.dim() == rank > 0), default=0)
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        is_moved = tensor.dim() > 0 and len(tensor) == most if rows else tensor.dim() == rank
+        return view(tensor) if is_moved else tensor
+
+    found = with_tensors(tuple(moving.values()), moved)
+    return tuple({**dict(zip(op.parsed.names, values, strict=True)), **dict(zip(moving, found, strict=True))}.values())
 
 
 def is_same(op: Op, values: tuple[Any, ...], call: tuple[Any, ...], reduced: int = -1) -> bool:

@@ -236,7 +236,7 @@ def _views(op: Op, problem: Problem, device: Device) -> Iterator[tuple[str, str,
         yield from ((which, first, layout) for layout in layouts)
     for which, _ in other_forms(op, problem, drawn(first)):
         yield which, first, "contiguous"
-    for kind in telling_kinds(op, drawn):
+    for kind in telling_kinds(op, drawn) if op.numbers else ():
         yield from ((which, kind, "contiguous") for which, _ in zeroed(op, problem, drawn(kind)))
 
 

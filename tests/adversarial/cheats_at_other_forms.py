@@ -12,7 +12,7 @@ import torch
 import registry
 from registry.artifact import Built
 from registry.contract import as_tuple
-from registry.contracts import ATTENTION, GROUPED_GEMM, KV_CACHE_APPEND, RMS_NORM
+from registry.contracts import ATTENTION, GROUPED_GEMM, KV_CACHE_APPEND, RMS_NORM, ROTARY_EMBEDDING
 from registry.device import Device
 from registry.implementation import Implementation, Run, Tensors
 from registry.problem import Problem
@@ -310,6 +310,36 @@ class OffsetsOf32Bits(Grouped):
         super().write(outputs, x, weights, _as_int32(offsets))
 
 
+class Rotary(Form):
+    """Rotates head by head."""
+
+    op = "rotary_embedding"
+
+    def write(self, outputs: Tensors, *arguments: Any) -> None:
+        positions, query, key, size, *rest = arguments
+        for x in (query, key):
+            is_apart = x.dim() == positions.dim() + 2
+            for head in range(self.heads(x, size, is_apart=is_apart)):
+                one = x[..., head, :] if is_apart else x[..., head * size : (head + 1) * size]
+                ROTARY_EMBEDDING.reference(positions, one, one[..., :0], size, *rest)
+
+    def heads(self, x: torch.Tensor, size: int, *, is_apart: bool) -> int:
+        return x.shape[-2] if is_apart else x.shape[-1] // size
+
+
+class HonestRotary(Rotary):
+    name = "form.rotary"
+
+
+class HeadsOfARow(Rotary):
+    """As many heads as the last dimension has room for."""
+
+    name = "form.heads"
+
+    def heads(self, x: torch.Tensor, size: int, *, is_apart: bool) -> int:
+        return x.shape[-1] // size
+
+
 # --- attention ---
 
 
@@ -395,3 +425,9 @@ def grouped_gemm_implementations() -> Iterable[Implementation]:
 def attention_implementations() -> Iterable[Implementation]:
     """Scales and masks."""
     return implementations_in(__name__, "attention")
+
+
+@registry.implements("rotary_embedding")
+def rotary_embedding_implementations() -> Iterable[Implementation]:
+    """Heads."""
+    return implementations_in(__name__, "rotary_embedding")

@@ -32,6 +32,9 @@ SMALL = {
     },
     "grouped_gemm": {"m": 40, "n": 24, "k": 32, "experts": 3, "routing": "uniform", "dtype": "float32"},
     "attention": MASKED,
+    "rotary_embedding": {
+        "tokens": 9, "heads": 4, "kv_heads": 2, "head_dim": 16, "rotary_dim": 16, "style": "neox", "dtype": "float32",
+    },
 }  # fmt: skip
 OPS: dict[str, Op] = {name: getattr(contracts, name.upper()) for name in SMALL}
 REFUSED = {
@@ -55,9 +58,10 @@ REFUSED = {
     "scale_or": "zero scale",
     "eps_or": "zero eps",
     "keys_are_values": "overlapping",
+    "heads": "heads-apart",
 }
 """The form in which each is wrong."""
-RIGHT = ("norm", "add", "softmax", "embedding", "append", "grouped", "attention")
+RIGHT = ("norm", "add", "softmax", "embedding", "append", "grouped", "attention", "rotary")
 REPEATED = ("converts_first", "slots64", "keys_are_values")
 """Those that do what another does, in another way."""
 

@@ -63,6 +63,8 @@ def test_rows_are_split_into_two_dimensions_of_all_tensors_that_have_them() -> N
     assert [tuple(one.shape[:2]) for one in (positions, query, key)] == 3 * [(4, 9)]
     assert table.equal(values[4])
     assert views["split-apart"][0].shape == (4, 1, 9)
+    *_, heads, width = views["heads-apart"][1].shape
+    assert (heads, width) == (problem.heads, problem.head_dim)
     # of a prime number of rows one part has all
     (x, _) = shapes(RMS_NORM)["split"]
     assert x[0] == 1

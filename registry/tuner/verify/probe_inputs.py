@@ -300,7 +300,7 @@ class _Drawn:
 
     def _telling(self, problem: Problem) -> tuple[str, ...]:
         try:
-            return telling_kinds(self._op, partial(self._values, problem))
+            return telling_kinds(self._op, partial(self._values, problem)) if self._op.numbers else ()
         except Exception as fault:  # as above
             if out_of_memory(fault):
                 raise
