@@ -215,6 +215,8 @@ def _view_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem, d
         fresh = GivenInputs(op, problem, kind, device, layout, view=which)
         arguments = op.arguments(fresh.values)
         posed = op.pose(arguments, problem)
+        if posed.traits["mixed"] and not candidate.implementation.mixed:
+            continue  # what it has not claimed is not worth a note
         place = Place(f"{problem} {which} {layout} {candidate}", str(problem), str(candidate), layout)
         if adds_nothing(layout, arguments.tensors.values()) or not _is_supported(
             notes, place, candidate, posed, device
