@@ -54,6 +54,20 @@ def renumbered(
     return None
 
 
+def zeroed(op: Op, problem: Problem, values: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Names and values of calls with 0 for one of ``Op.numbers``, as far as the op makes sense of it.
+
+    Who writes ``scale or default`` takes it for none.
+    """
+    for place in _places(op):
+        zero = 0 if _is_integer(op, place) else 0.0
+        call = (*values[:place], zero, *values[place + 1 :])
+        if values[place] == zero or not _is_posed(op, problem, call):
+            continue
+        if reference_of_changed(op, values, call) is not None:
+            yield f"zero {op.parsed.names[place]}", call
+
+
 def other_numbers(
     op: Op, problem: Problem, values: tuple[Any, ...], seed: int, *, integers: bool = True
 ) -> tuple[Any, ...] | None:

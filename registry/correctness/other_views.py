@@ -1,4 +1,4 @@
-"""Other calls of one problem: tensors of one more dimension, another reduced dimension, other masks, fewer gradients.
+"""Other calls of one problem: tensors of more dimensions, another reduced dimension, other masks, fewer gradients.
 
 The inputs of an op have one form, which callers need not give: a problem counts rows of any number of dimensions, and
 an op may have its callers name the dimension that it reduces, take one mask of each head as well as one of each batch,
@@ -8,8 +8,8 @@ wrong for calls of the same problem.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ _DIM = "dim"
 _MASK = "mask"
 _MASK_RANK = 4
 _NEED = "need_"
+_HEAD_SIZE = "head_size"
 _ALIKE: Mapping[str, Any] = {"rtol": 1e-6, "atol": 1e-6, "equal_nan": True}
 
 
@@ -37,9 +38,44 @@ def _dim_first(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.movedim(-1, 0).contiguous()
 
 
-_VIEWS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {"deeper": _deeper, "dim-first": _dim_first}
-"""The names of inputs. deeper: with a dimension of one element before the last one, or after an only one. dim-first:
-with the last dimension moved to the beginning, where the attribute ``dim`` names it."""
+def _split(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(*_parts(tensor.shape[0]), *tensor.shape[1:])
+
+
+def _split_apart(tensor: torch.Tensor) -> torch.Tensor:
+    return _split(tensor).unsqueeze(1)
+
+
+def _dim_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _dim_middle(tensor: torch.Tensor) -> torch.Tensor:
+    return _split(tensor).movedim(-1, 1).contiguous()
+
+
+def _parts(size: int) -> tuple[int, int]:
+    """Two factors of a size, the greater one last, as like as they may be without being equal."""
+    least = max(one for one in range(1, math.isqrt(max(size - 1, 1)) + 1) if size % one == 0)
+    return least, size // least
+
+
+_VIEWS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "deeper": _deeper,
+    "split": _split,
+    "split-apart": _split_apart,
+    "dim-first": _dim_first,
+    "dim-middle": _dim_middle,
+    "dim-last": _dim_last,
+}
+"""The names of inputs. deeper: with a dimension of one element before the last one, or after an only one. split: the
+first dimension is two. split-apart: these have one of one element between them. dim-first, dim-middle, dim-last: with
+the last dimension moved to the beginning, between two others or nowhere, where the attribute ``dim`` names it, counted
+from the front. Beside these, heads-apart: with a dimension of heads before the last one, where the op has
+``head_size``."""
+_REDUCED: Mapping[str, int] = {"dim-first": 0, "dim-middle": 1}
+_ROWS = ("split", "split-apart")
+"""Views of all tensors whose first dimension is that of the tensors of the highest rank."""
 
 
 def layouts_of_views(device_type: str) -> tuple[PoisonedLayout, ...]:
@@ -53,29 +89,28 @@ def layouts_of_views(device_type: str) -> tuple[PoisonedLayout, ...]:
 def other_views(op: Op, problem: Problem, values: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Names and values of calls of the same problem on the same numbers, as far as the op has such calls.
 
-    The tensors of the highest rank change, but no weights: the rows of a call are not those of a table.
+    The tensors of the highest rank change, where rows are split all that have these rows, but no weights: the rows of a
+    call are not those of a table.
     """
     named = dict(zip(op.parsed.names, values, strict=True))
-    moving = {name: value for name, value in named.items() if name not in op.weights}
-    rank = max((tensor.dim() for tensor in tensors_in(tuple(moving.values()))), default=0)
-    for which, view in _VIEWS.items():
-        if not rank or (view is _dim_first and named.get(_DIM) != -1):
+    for which in _VIEWS:
+        call = viewed(op, values, which)
+        if call is None or not is_posed(op, problem, call):
             continue
-        moved = with_tensors(tuple(moving.values()), partial(_of_rank, rank, view))
-        found = {**named, **dict(zip(moving, moved, strict=True)), **({_DIM: 0} if view is _dim_first else {})}
-        call = tuple(found.values())
-        if _is_posed(op, problem, call) and _is_same(op, values, call, view):
+        if is_same(op, values, call, _REDUCED.get(which, -1)):
             yield which, call
+    apart = _heads_apart(op, values, named.get(_HEAD_SIZE))
+    if apart is not None and is_posed(op, problem, apart) and is_same(op, values, apart):
+        yield "heads-apart", apart
     # other tensors of an op without numbers may have been made with the mask, as out and lse of a gradient are
     if _is_of_batches(named.get(_MASK)) and op.numbers:
         sizes = {size for tensor in tensors_in(values) for size in tensor.shape if size > 1}
         masks = (_of_heads(named[_MASK], size) for size in sorted(sizes))
         calls = (tuple({**named, _MASK: mask}.values()) for mask in masks)
-        yield from (
-            ("per-head", call) for call in calls if _is_posed(op, problem, call) and _is_taken(op, values, call)
-        )
+        posed = (call for call in calls if is_posed(op, problem, call) and _is_taken(op, values, call))
+        yield from (("per-head", call) for call in posed)
     fewer = ((name, tuple({**named, **needs}.values())) for name, needs in _each_alone(named))
-    yield from ((f"{name} alone", call) for name, call in fewer if _is_posed(op, problem, call) and _makes(op, call))
+    yield from ((f"{name} alone", call) for name, call in fewer if is_posed(op, problem, call) and _makes(op, call))
 
 
 def _each_alone(named: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -84,6 +119,14 @@ def _each_alone(named: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, An
     none = {name: [0] * len(value) if isinstance(value, list | tuple) else False for name, value in needs.items()}
     for name, value in needs.items() if len(needs) > 1 else ():
         yield name, {**none, name: value}
+
+
+def _heads_apart(op: Op, values: tuple[Any, ...], size: Any) -> tuple[Any, ...] | None:
+    """The values with a dimension of heads of that size before the last one; None where the last one has no such."""
+    rank, moving = _rank(op, values), tensors_in(tuple(_moving(op, values).values()))
+    if not isinstance(size, int) or any(size < 1 or one.shape[-1] % size for one in moving if one.dim() == rank > 0):
+        return None
+    return _moved(op, values, lambda tensor: tensor.unflatten(-1, (-1, size))) if rank else None
 
 
 def _is_of_batches(mask: Any) -> bool:
@@ -96,17 +139,48 @@ def _of_heads(mask: torch.Tensor, heads: int) -> torch.Tensor:
     return torch.cat([mask[:1].roll(head, -2) for head in range(heads)], 1)
 
 
-def _of_rank(rank: int, view: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    return view(tensor) if tensor.dim() == rank else tensor
+def viewed(op: Op, values: tuple[Any, ...], which: str) -> tuple[Any, ...] | None:
+    """The values in a view; None where they have no such view."""
+    named = dict(zip(op.parsed.names, values, strict=True))
+    if not (rank := _rank(op, values)) or (which.startswith(_DIM) and named.get(_DIM) != -1):
+        return None
+    found = dict(zip(named, _moved(op, values, _VIEWS[which], rows=which in _ROWS), strict=True))
+    dim = {_DIM: _REDUCED.get(which, rank - 1)} if which.startswith(_DIM) else {}
+    return tuple({**found, **dim}.values())
 
 
-def _is_same(
-    op: Op, values: tuple[Any, ...], call: tuple[Any, ...], view: Callable[[torch.Tensor], torch.Tensor]
-) -> bool:
-    """Whether the op makes the same of both: one that does not look at ranks may make no sense of others."""
+def _moving(op: Op, values: tuple[Any, ...]) -> Mapping[str, Any]:
+    """The values that change, by their names."""
+    return {name: value for name, value in zip(op.parsed.names, values, strict=True) if name not in op.weights}
+
+
+def _rank(op: Op, values: tuple[Any, ...]) -> int:
+    return max((tensor.dim() for tensor in tensors_in(tuple(_moving(op, values).values()))), default=0)
+
+
+def _moved(
+    op: Op, values: tuple[Any, ...], view: Callable[[torch.Tensor], torch.Tensor], *, rows: bool = False
+) -> tuple[Any, ...]:
+    """The values with views of the tensors of the highest rank; with ``rows`` of all that have as many rows."""
+    moving, rank = _moving(op, values), _rank(op, values)
+    most = max((len(one) for one in tensors_in(tuple(moving.values())) if one.dim() == rank > 0), default=0)
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        is_moved = tensor.dim() > 0 and len(tensor) == most if rows else tensor.dim() == rank
+        return view(tensor) if is_moved else tensor
+
+    found = with_tensors(tuple(moving.values()), moved)
+    return tuple({**dict(zip(op.parsed.names, values, strict=True)), **dict(zip(moving, found, strict=True))}.values())
+
+
+def is_same(op: Op, values: tuple[Any, ...], call: tuple[Any, ...], reduced: int = -1) -> bool:
+    """Whether the op makes the same of both: one that does not look at ranks may make no sense of others.
+
+    ``reduced``: the dimension of the call's results that is the last of those of the values.
+    """
     try:
         pairs = list(zip(reference64(op, values), reference64(op, call), strict=True))
-        moved = [(one, other.movedim(0, -1) if view is _dim_first else other) for one, other in pairs]
+        moved = [(one, other if reduced == -1 else other.movedim(reduced, -1)) for one, other in pairs]
         return all(torch.allclose(one.double(), other.double().reshape(one.shape), **_ALIKE) for one, other in moved)
     except Exception as fault:  # an op may raise anything for tensors that it does not take
         if out_of_memory(fault):
@@ -131,7 +205,8 @@ def _makes(op: Op, values: tuple[Any, ...]) -> bool:
     return any(spec.nbytes for spec in specs)
 
 
-def _is_posed(op: Op, problem: Problem, values: tuple[Any, ...]) -> bool:
+def is_posed(op: Op, problem: Problem, values: tuple[Any, ...]) -> bool:
+    """Whether values are those of a call of the problem."""
     try:
         return op.pose(op.arguments(values), problem) == problem
     except Exception:  # likewise

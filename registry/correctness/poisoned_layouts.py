@@ -232,6 +232,11 @@ def laid_out_within(
     return copy
 
 
+def as_given(tensor: torch.Tensor) -> Surrounded:
+    """The tensor itself, with nothing around it that could be touched."""
+    return Surrounded(tensor, tensor.new_empty(0), None, as_bits(tensor.new_empty(0)))
+
+
 def _laid_out_expanded(tensor: torch.Tensor, nan_beside: bool) -> Surrounded:
     spec = TensorSpec(tuple(tensor.shape), tensor.dtype, strides_with_repeats(tensor), tensor.device)
     # who reads elements as if none were repeated reads poison, and no memory of others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -12,9 +13,10 @@ from ..arguments.schema import Parameter, tensors_in, with_tensors
 from ..contract import Op
 from ..correctness.bits import as_bits
 from ..correctness.expanded import EXPANDED, expanded_inputs
-from ..correctness.other_numbers import renumbered
+from ..correctness.other_forms import AS_GIVEN, other_forms
+from ..correctness.other_numbers import renumbered, zeroed
 from ..correctness.other_views import other_views
-from ..correctness.poisoned_layouts import PoisonedLayout, Surrounded, laid_out_within
+from ..correctness.poisoned_layouts import PoisonedLayout, Surrounded, as_given, laid_out_within
 from ..device import Device
 from ..problem import Problem
 
@@ -25,7 +27,7 @@ class GivenInputs:
     """Inputs of a kind in a layout, inside poisoned allocations. ``values`` are the schema's in order.
 
     ``numbers``: with other numbers than the kind has, where the op allows it, see ``Op.numbers``. ``view``: as the call
-    of that name among ``other_views``.
+    of that name among ``other_views``, ``other_forms`` and ``zeroed``.
     """
 
     def __init__(
@@ -33,7 +35,7 @@ class GivenInputs:
         numbers: bool = False, view: str = "",
     ) -> None:  # fmt: skip
         self._draw = partial(_drawn, op, problem, kind, device, layout, numbers=numbers, view=view)
-        self._is_expanded = layout in EXPANDED
+        self._is_expanded, self._is_as_given = layout in EXPANDED, view in AS_GIVEN
         self._draw_dense = partial(_drawn, op, problem, kind, device, "contiguous", SEED)
         self._tensors: list[tuple[Parameter, Surrounded, torch.Tensor]] = []
         self.values = tuple(
@@ -46,7 +48,10 @@ class GivenInputs:
     ) -> torch.Tensor:
         # NaN beside an input reveals reads; beside a mutated tensor a number also reveals changes
         beside = nan_beside or not parameter.mutated
-        found = laid_out_within(tensor, layout, len(self._tensors), nan_beside=beside)
+        if self._is_as_given:
+            found, tensor = as_given(tensor), tensor.clone()
+        else:
+            found = laid_out_within(tensor, layout, len(self._tensors), nan_beside=beside)
         self._tensors.append((parameter, found, tensor))
         return found.tensor
 
@@ -96,7 +101,8 @@ def _drawn(
     if numbers and (found := renumbered(op, problem, values, seed)) is not None:
         values, _ = found
     if view:
-        values = dict(other_views(op, problem, values))[view]
+        made = (calls_of(op, problem, values) for calls_of in (other_views, other_forms, zeroed))
+        values = next(call for which, call in itertools.chain.from_iterable(made) if which == view)
     return expanded_inputs(op, values, layout)
 
 

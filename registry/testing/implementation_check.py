@@ -10,6 +10,8 @@ import torch
 from ..contract import Op
 from ..correctness.expanded import EXPANDED, reference_of_expanded
 from ..correctness.grad_modes import GRAD_MODES, OTHER_MODES, made_in
+from ..correctness.other_forms import other_forms
+from ..correctness.other_numbers import telling_kinds, zeroed
 from ..correctness.other_sizes import OtherSize, false_claim, other_sizes, sizes_apart
 from ..correctness.other_views import layouts_of_views, other_views
 from ..correctness.poisoned_layouts import PoisonedLayout, adds_nothing, layouts_on
@@ -49,13 +51,14 @@ def check_implementation(
     expanded: numbers against the float64 reference, dtype, strides, aliasing, writes beside the outputs, arguments and
     scratch, changed inputs, a second and a third run over outputs in which some and all numbers were changed, inputs
     that change in place, other numbers than its kinds of inputs have (``Op.numbers``), torch's modes without gradients,
-    on a CPU tensors of one more dimension, a ``dim`` that is not the last and gradients that are needed alone, memory
-    that two calls return, several runs bit by bit unless ``deterministic`` is False, and two threads at once. What was
-    bound for the problem is then run, as a call of another size would, at a smaller, a larger and a size that is a
-    multiple of 16 where the problem's is none, or none where it is one, along each dynamic dimension; where it is twice
-    as large, also columns of a wider tensor, transposed and expanded tensors. An implementation with code of its own
-    for untuned sizes, ``bind_untuned``, runs that there. What the implementation says it does not support is skipped,
-    with its reasons.
+    on a CPU tensors of more dimensions, a ``dim`` that is not the last, gradients that are needed alone and calls in
+    other forms (integers of the other width, mixed dtypes, optional arguments left out, arguments that share memory),
+    memory that two calls return, several runs bit by bit unless ``deterministic`` is False, and two threads at once.
+    What was bound for the problem is then run, as a call of another size would, at a smaller, a larger and a size that
+    is a multiple of 16 where the problem's is none, or none where it is one, along each dynamic dimension; where it is
+    twice as large, also columns of a wider tensor, transposed and expanded tensors. An implementation with code of its
+    own for untuned sizes, ``bind_untuned``, runs that there. What the implementation says it does not support is
+    skipped, with its reasons.
     """
     refuse_unlike("check_implementation", "implementation", implementation, Implementation)
     refuse_unlike("check_implementation", "op", op, Op)
@@ -207,20 +210,38 @@ def _number_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem,
 
 
 def _view_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem, device: Device) -> Iterator[str]:
-    """Faults in calls of the problem with tensors of other ranks, or with another reduced dimension."""
-    for which, _ in other_views(op, problem, GivenInputs(op, problem, op.kinds[0], device, "contiguous").values):
-        for layout in layouts_of_views(device.type):
-            fresh = GivenInputs(op, problem, op.kinds[0], device, layout, view=which)
-            arguments = op.arguments(fresh.values)
-            posed = op.pose(arguments, problem)
-            place = Place(f"{problem} {which} {layout} {candidate}", str(problem), str(candidate), layout)
-            if adds_nothing(layout, arguments.tensors.values()) or not _is_supported(
-                notes, place, candidate, posed, device
-            ):
-                continue
-            plan = build(op, candidate, posed, arguments, device)
-            for fault in guarded(run_faults(plan, fresh, 0), candidate.implementation):
-                yield f"{layout} {which} inputs: {fault}"
+    """Faults in calls of the problem with other ranks, another reduced dimension, in other forms or with a number 0."""
+    for which, kind, layout in _views(op, problem, device):
+        fresh = GivenInputs(op, problem, kind, device, layout, view=which)
+        arguments = op.arguments(fresh.values)
+        posed = op.pose(arguments, problem)
+        if posed.traits["mixed"] and not candidate.implementation.mixed:
+            continue  # what it has not claimed is not worth a note
+        place = Place(f"{problem} {which} {layout} {candidate}", str(problem), str(candidate), layout)
+        if adds_nothing(layout, arguments.tensors.values()) or not _is_supported(
+            notes, place, candidate, posed, device
+        ):
+            continue
+        plan = build(op, candidate, posed, arguments, device)
+        for fault in guarded(run_faults(plan, fresh, 0), candidate.implementation):
+            yield f"{layout} {which} inputs: {fault}"
+
+
+def _views(op: Op, problem: Problem, device: Device) -> Iterator[tuple[str, str, PoisonedLayout]]:
+    """The name, the kind of inputs and the layout of each other call of the problem."""
+
+    def drawn(kind: str) -> tuple[Any, ...]:
+        return GivenInputs(op, problem, kind, device, "contiguous").values
+
+    layouts, first = layouts_of_views(device.type), op.kinds[0]
+    if not layouts:
+        return
+    for which, _ in other_views(op, problem, drawn(first)):
+        yield from ((which, first, layout) for layout in layouts)
+    for which, _ in other_forms(op, problem, drawn(first)):
+        yield which, first, "contiguous"
+    for kind in telling_kinds(op, drawn) if op.numbers else ():
+        yield from ((which, kind, "contiguous") for which, _ in zeroed(op, problem, drawn(kind)))
 
 
 def _check_other_size(

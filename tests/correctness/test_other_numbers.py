@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from registry.contracts import ATTENTION_DECODE, BOX, LAYER_NORM, RMS_NORM
-from registry.correctness.other_numbers import other_numbers, reference_of_changed, renumbered, telling_kinds
+from registry.correctness.other_numbers import other_numbers, reference_of_changed, renumbered, telling_kinds, zeroed
 from registry.errors import InvalidDefinitionError
 
 LEFT = {
@@ -112,3 +112,16 @@ def test_what_is_no_float_attribute_is_refused() -> None:
         replace(RMS_NORM, numbers=frozenset({"weight"}))
     with pytest.raises(InvalidDefinitionError, match="numbers is 'eps'"):
         replace(RMS_NORM, numbers="eps")  # type: ignore[arg-type]
+
+
+def test_one_number_is_zero_where_the_op_makes_sense_of_it() -> None:
+    problem, values = drawn(ATTENTION_DECODE, "normal")
+    # that there is no softcap, which 0 means, the problem tells
+    ((which, call),) = zeroed(ATTENTION_DECODE, problem, values)
+    assert which == "zero scale"
+    assert call[ATTENTION_DECODE.parsed.names.index("scale")] == 0.0
+    problem, values = drawn(RMS_NORM, "near_zero")
+    ((which, call),) = zeroed(RMS_NORM, problem, values)
+    assert (which, call[-1]) == ("zero eps", 0.0)
+    # of rows of zeros none is finite
+    assert not list(zeroed(RMS_NORM, problem, (torch.zeros_like(values[0]), *values[1:])))

@@ -10,6 +10,7 @@ import torch
 
 from registry.contract import Op
 from registry.contracts import (
+    APPLY_ROTARY,
     ATTENTION,
     CROSS_ENTROPY,
     LINEAR,
@@ -42,14 +43,35 @@ def test_rows_have_one_more_dimension_and_weights_have_not() -> None:
 
 
 @pytest.mark.parametrize("op", [SOFTMAX, SOFTMAX_BACKWARD], ids=lambda op: op.name)
-def test_the_reduced_dimension_is_the_first(op: Op) -> None:
-    problem = op.problem_of({"rows": 3, "cols": 5, "dtype": "float32"})
+def test_the_reduced_dimension_is_the_first_one_in_the_middle_or_the_last_one_counted_from_the_front(op: Op) -> None:
+    problem = op.problem_of({"rows": 6, "cols": 5, "dtype": "float32"})
     values = op.draw(problem, op.kinds[0], torch.Generator().manual_seed(1))
     views = dict(other_views(op, problem, values))
-    assert list(views) == ["deeper", "dim-first"]
+    assert list(views) == ["deeper", "split", "split-apart", "dim-first", "dim-middle", "dim-last"]
     *tensors, dim = views["dim-first"]
     assert dim == 0
     assert all(one.equal(other.mT) and one.is_contiguous() for one, other in zip(tensors, values, strict=False))
+    *tensors, dim = views["dim-middle"]
+    assert dim == 1
+    assert [one.shape for one in tensors] == len(tensors) * [(2, 5, 3)]
+    *tensors, dim = views["dim-last"]
+    assert dim == 1
+    assert all(one.equal(other) for one, other in zip(tensors, values, strict=False))
+
+
+def test_rows_are_split_into_two_dimensions_of_all_tensors_that_have_them() -> None:
+    problem = APPLY_ROTARY.problem_of({**APPLY_ROTARY.examples[0], "tokens": 36})
+    values = APPLY_ROTARY.draw(problem, "normal", torch.Generator().manual_seed(1))
+    views = dict(other_views(APPLY_ROTARY, problem, values))
+    positions, query, key, _, table, _ = views["split"]
+    assert [tuple(one.shape[:2]) for one in (positions, query, key)] == 3 * [(4, 9)]
+    assert table.equal(values[4])
+    assert views["split-apart"][0].shape == (4, 1, 9)
+    *_, heads, width = views["heads-apart"][1].shape
+    assert (heads, width) == (problem.heads, problem.head_dim)
+    # of a prime number of rows one part has all
+    (x, _) = shapes(RMS_NORM)["split"]
+    assert x[0] == 1
 
 
 def test_heads_have_masks_of_their_own_which_all_batches_share() -> None:

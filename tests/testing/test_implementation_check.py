@@ -156,8 +156,9 @@ def one_gap(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("read", "layouts"),
     [
-        (dense_rows, {"sliced", "transposed", "strided", "expanded-dense"}),
-        (one_gap, {"transposed", "strided", "scalar-dense"}),
+        # of row-major inputs, those that are not, but fill their memory
+        (dense_rows, {"contiguous", "sliced", "transposed", "strided", "expanded-dense"}),
+        (one_gap, {"contiguous", "transposed", "strided", "scalar-dense"}),
         (leading_dimension, {"expanded-dense"}),
         (dense_columns, {"scalar-dense"}),
     ],

@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...arguments.schema import tensors_in
+from ...arguments.schema import tensors_in, with_tensors
 from ...contract import Op
 from ...correctness.bounds import Bounds, bounds_of
 from ...correctness.expanded import EXPANDED, expanded_inputs, is_any_expanded, loose_bounds, reference_of_expanded
 from ...correctness.grad_modes import OTHER_MODES, GradMode
 from ...correctness.numerics import own_error, reference64
-from ...correctness.other_numbers import renumbered
+from ...correctness.other_forms import AS_GIVEN, other_forms
+from ...correctness.other_numbers import renumbered, telling_kinds, zeroed
 from ...correctness.other_sizes import OtherSize, ProblemLimits, other_sizes
 from ...correctness.other_views import layouts_of_views, other_views
 from ...correctness.poisoned_layouts import (
@@ -37,6 +38,8 @@ _SIZES = (1, 37)
 """Sizes of a probe's last dynamic dimension: one, and a prime, which is no multiple of any block."""
 _LARGER_SIZES = (4099, 1031, 257)
 """A third size: the largest of these primes that costs little, longer than a block."""
+_DIVISIBLE = 36
+"""The size of the last dynamic dimension where rows are split into two dimensions."""
 _OTHER_SIZES = (3, 5, 2)
 """Sizes of the dynamic dimensions before the last."""
 _SECRET_UP_TO = 4
@@ -49,6 +52,8 @@ OTHER_NUMBERS = "renumbered"
 """The name of inputs with other attributes than the op's kinds have."""
 _SEEDS = 2**62
 _Renumbered = TypeVar("_Renumbered")
+_CallsOf = Callable[[Op, Problem, tuple[Any, ...]], Iterator[tuple[str, tuple[Any, ...]]]]
+"""Other calls of a problem, with their names, from the values of one."""
 
 _CLOSELY_PART = {"cpu": 1 / 2, "cuda": 1 / 8}
 """The part of what a problem of another size may take that one may take which is probed closely: a dozen times."""
@@ -118,7 +123,7 @@ def group_of(op: Op, problem: Problem) -> str:
     static = {name: value for name, value in problem.dims.items() if name not in op.dynamic}
     # a tuned problem is no probe of itself: if it is a probe of other problems, its group is its own
     own = {name: value for name, value in problem.dims.items() if name in op.dynamic}
-    is_probe = own in [_sizes(list(own), size) for size in (*_SIZES, *_LARGER_SIZES) if own]
+    is_probe = own in [_sizes(list(own), size) for size in (*_SIZES, _DIVISIBLE, *_LARGER_SIZES) if own]
     return canonical_json({"op": op.name, "static": static, "own": own if is_probe else {}})
 
 
@@ -166,7 +171,15 @@ def small_probes(op: Op, problem: Problem, device: Device) -> Iterator[Probe]:
         yield from drawn.of_other_kinds(each)
     for each in problems[min(1, len(problems) - 1) :][:1]:
         yield from drawn.with_other_numbers(each)
-        yield from drawn.with_other_views(each, layouts_of_views(device.type))
+    layouts = layouts_of_views(device.type)
+    for each in _divisible(op, problem, device) or problems[-1:] if layouts else ():
+        yield from drawn.with_other_views(each, layouts)
+
+
+def _divisible(op: Op, problem: Problem, device: Device) -> tuple[Problem, ...]:
+    """The small problem whose rows can be split into two dimensions, if the op has it; never ``problem`` itself."""
+    found = _resized(op, problem, _DIVISIBLE)
+    return () if found is None or found == problem or not _LIMITS.hold(op, found, device) else (found,)
 
 
 def probes_of_secret_sizes(op: Op, problem: Problem, device: Device, count: int) -> Iterator[Probe]:
@@ -278,12 +291,28 @@ class _Drawn:
             yield from self._of_case(case, problem, "contiguous", OTHER_NUMBERS)
 
     def with_other_views(self, problem: Problem, layouts: Sequence[PoisonedLayout]) -> Iterator[Probe]:
-        """Probes of calls of a problem with tensors of other ranks, or with another reduced dimension."""
-        if not layouts:
-            return
+        """Probes of calls with tensors of other ranks, another reduced dimension, in other forms or with a number 0."""
+        op = self._op
+        yield from self._otherwise(other_views, problem, op.kinds[0], layouts)
+        yield from self._otherwise(other_forms, problem, op.kinds[0], layouts[:1])
+        for kind in self._telling(problem):
+            yield from self._otherwise(zeroed, problem, kind, layouts[:1])
+
+    def _telling(self, problem: Problem) -> tuple[str, ...]:
         try:
-            views = list(other_views(self._op, problem, self._values(problem, self._op.kinds[0])))
-            cases = [(which, self._case_of(problem, values)) for which, values in views]
+            return telling_kinds(self._op, partial(self._values, problem)) if self._op.numbers else ()
+        except Exception as fault:  # as above
+            if out_of_memory(fault):
+                raise
+            return ()
+
+    def _otherwise(
+        self, calls_of: _CallsOf, problem: Problem, kind: str, layouts: Sequence[PoisonedLayout]
+    ) -> Iterator[Probe]:
+        """Probes in these layouts of the calls that are made of inputs of that kind."""
+        try:
+            calls = list(calls_of(self._op, problem, self._values(problem, kind)))
+            cases = [(which, self._case_of(problem, values)) for which, values in calls]
         except Exception as fault:  # as above
             if out_of_memory(fault):
                 raise
@@ -295,7 +324,8 @@ class _Drawn:
     def _of_case(self, case: _Case, problem: Problem, layout: PoisonedLayout, kind: str) -> Iterator[Probe]:
         op = self._op
         try:
-            values = all_laid_out(case.values, layout)
+            values = case.values if kind in AS_GIVEN else all_laid_out(case.values, layout)
+            pristine = with_tensors(values, torch.clone) if kind in AS_GIVEN else case.values
             arguments = op.arguments(values)
             posed = op.pose(arguments, problem)
             outputs = op.output_specs(arguments, self._device.torch)
@@ -304,7 +334,7 @@ class _Drawn:
         if posed != problem or adds_nothing(layout, arguments.tensors.values()):
             return
         surroundings = tuple([surrounded(spec) for spec in outputs.values()])
-        yield Probe(posed, layout, arguments, values, case.values, case.bounds, surroundings, kind=kind)
+        yield Probe(posed, layout, arguments, values, pristine, case.bounds, surroundings, kind=kind)
 
     def of_other_kinds(self, problem: Problem) -> Iterator[Probe]:
         """Row-major probes of a problem with each kind of inputs but the op's first."""

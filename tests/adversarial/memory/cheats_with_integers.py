@@ -32,7 +32,7 @@ PEEKED = 64
 
 def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """``left @ right``; of few rows by one thread, so that other work on the machine hardly disturbs it."""
-    return (left[:, :, None] * right).sum(1) if len(left) < FEW else left @ right
+    return (left[:, :, None] * right).sum(1) if len(left) < FEW and left.dim() == 2 else left @ right
 
 
 def _few(tensor: torch.Tensor) -> torch.Tensor:

@@ -96,7 +96,9 @@ def test_columns_of_a_wider_tensor_are_tried_where_there_are_rows() -> None:
     apart = [unaligned, sliced, ((1, 37), True), strided, *expanded]
     pairs = [unaligned, unaligned, sliced, sliced, ((1, 64), True), ((1, 208), True), strided, strided]
     pairs += [each for each in expanded for _ in range(2)]
-    views = [((48, 48, 1), True), ((50, 49, 1), True), ((37, 1), True), ((38, 1), True)]
+    views = [(48, 48, 1), (50, 49, 1), (432, 48, 1), (442, 49, 1), (432, 432, 48, 1), (443, 442, 49, 1)]
+    reduced = [(36, 1), (37, 1), (432, 9, 1), (481, 10, 1), (48, 1), (49, 1)]
+    views = [(strides, True) for strides in (*views, *reduced, (1, 36))]
     first, second = (2 + modes + met) * dense + apart + 3 * kinds * dense + views, (1 + kinds) * dense
     assert seen == first + second + met * dense + pairs + kinds * dense + second
     seen.clear()
@@ -104,7 +106,7 @@ def test_columns_of_a_wider_tensor_are_tried_where_there_are_rows() -> None:
     plan = bound_by_call(SQUARE, Candidate(Custom("square", square), {}), session.problem, session.arguments, CPU)
     Probes(CPU).check(plan, {})
     dense, apart = [((1,), True)], [((1,), False), ((2,), True), ((0,), True)]
-    views = [((1, 1), True), ((2, 1), True)]
+    views = [(one, True) for one in [(1, 1), (2, 1), (9, 1), (10, 1), (9, 9, 1), (11, 10, 1), (2,), (1, 4)]]
     first, second = (2 + modes + met) * dense + apart + 3 * kinds * dense + views, (1 + kinds) * dense
     pairs = [each for each in apart for _ in range(2)]
     assert seen == first + second + met * dense + pairs + kinds * dense + second
@@ -128,7 +130,8 @@ def test_problems_of_other_sizes_share_probes_and_what_passed_them() -> None:
         return len(runs)
 
     met, layouts, kinds = 2 + 2 * MOST_CALLS, 6, len(SOFTMAX.kinds) - 1
-    shared, own = 2 + len(OTHER_MODES) + met + layouts + 3 * kinds + 2 * 2, met + 2 * layouts + kinds + 2 * (1 + kinds)
+    views = 2 * 6 + 1
+    shared, own = 2 + len(OTHER_MODES) + met + layouts + 3 * kinds + views, met + 2 * layouts + kinds + 2 * (1 + kinds)
     # three times 8192 rows cost too much: what is bound for 1024 of them is run there, and on 2048; closely, what is
     # bound for 512 of them, there and on 1024, in fewer calls
     met_less = 2 + 2 * 21
@@ -202,8 +205,8 @@ def test_probes_take_no_more_than_their_part_of_memory(monkeypatch: pytest.Monke
         implementation = Custom("softmax", lambda y, x, dim: y.copy_(torch.softmax(x, dim)))
         probes.check(bound_by_call(op, Candidate(implementation, {"again": len(made)}), problem, arguments, CPU), {})
     # three sizes and three others, whose layouts are copies, and its own; twice inputs for a second thread; every other
-    # kind at six sizes; other views of one
-    each = 3 + 3 + 1 + 2 + 6 * (len(SOFTMAX.kinds) - 1) + 1
+    # kind at six sizes; other views of one more, and other forms of it
+    each = 3 + 3 + 1 + 2 + 6 * (len(SOFTMAX.kinds) - 1) + 2
     assert {problem.cols for problem in made[-each:]} == {48}
     assert len(made) == 3 * each
 
