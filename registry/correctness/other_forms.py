@@ -80,7 +80,7 @@ def _of_other_width(op: Op, problem: Problem, values: _Values) -> Iterator[tuple
 
 
 def _of_other_dtypes(op: Op, problem: Problem, values: _Values) -> Iterator[tuple[str, _Values]]:
-    """Of two tensors that are alike, first the one and then the other in another dtype."""
+    """Calls with first the one and then the other of two tensors that are alike in another dtype."""
     for name in dict.fromkeys(itertools.chain.from_iterable(op.alike.items())):
         place = op.parsed.names.index(name)
         one = values[place]
@@ -126,7 +126,7 @@ def _padded(op: Op, values: _Values) -> Iterator[tuple[str, _Values]]:
 
 
 def _in_memory(op: Op, values: _Values) -> Iterator[tuple[str, _Values]]:
-    """None of ops that mutate, whose arguments share no memory."""
+    """The calls of ``AS_GIVEN``; none of ops that mutate, whose arguments share no memory."""
     if op.parsed.mutates:
         return
     yield OWN_STORAGE, with_tensors(values, _transposed)

@@ -130,7 +130,7 @@ def _heads_apart(op: Op, values: tuple[Any, ...], size: Any) -> tuple[Any, ...] 
 
 
 def _is_of_batches(mask: Any) -> bool:
-    """Whether it may be ``[batch, 1, queries, keys]``: other ops have masks of elements, or of pixels, by this name."""
+    """Whether a mask may be ``[batch, 1, queries, keys]``: other ops so name masks of elements, or of pixels."""
     return isinstance(mask, torch.Tensor) and mask.dim() == _MASK_RANK and mask.shape[1] == 1
 
 
