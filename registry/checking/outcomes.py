@@ -16,7 +16,7 @@ class CheckOutcome:
     name     "load", "contract", "numerics", "compile", "tuned shapes", "capture", "two streams", "memcheck" or
              "racecheck"
     subject  the plugin, the op, or ``op/implementation``, with the architecture where there is one
-    reason   the faults of a failed check, or why it was skipped; "" for one that passed
+    reason   the faults of a failed check, or why it was skipped; the warnings of one that passed
     details  the resources of compiled variants, and whatever else the check has found
     """
 

@@ -104,12 +104,14 @@ def checked(check: Callable[[], Any]) -> CheckFinding:
         report = check()
     except CheckError as fault:
         lines = str(fault).splitlines()[1:]
-        failures = [line.strip().removeprefix("failed: ") for line in lines if not line.startswith("  skipped: ")]
+        others = ("  skipped: ", "  warning: ")
+        failures = [line.strip().removeprefix("failed: ") for line in lines if not line.startswith(others)]
         refused = [line.removeprefix("  skipped: ") for line in lines if line.startswith("  skipped: ")]
         if failures == _NOTHING and refused:
             return CheckFinding("skipped", "\n".join(refused))
         return CheckFinding("failed", "\n".join(failures))
-    return CheckFinding("passed", "", {"checked": len(report.checked), "refused": list(report.skipped)})
+    warnings = "\n".join(f"warning: {line}" for line in report.warned)
+    return CheckFinding("passed", warnings, {"checked": len(report.checked), "refused": list(report.skipped)})
 
 
 def compiled(target: str, op: str, name: str, architecture: str, dims: Mapping[str, Value] | None) -> CheckFinding:

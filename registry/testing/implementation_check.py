@@ -19,7 +19,7 @@ from ..device import Device
 from ..discovery import answers
 from ..dispatch.plans.other_size import at_other_size, bound_by_call
 from ..dispatch.plans.plan import Candidate, Plan, build
-from ..errors import UnsupportedError
+from ..errors import RegistryError, UnsupportedError
 from ..folding import Place
 from ..implementation import Implementation
 from ..problem import Problem, Value
@@ -222,9 +222,13 @@ def _view_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem, d
             notes, place, candidate, posed, device
         ):
             continue
-        plan = build(op, candidate, posed, arguments, device)
-        for fault in guarded(run_faults(plan, fresh, 0), candidate.implementation):
-            yield f"{layout} {which} inputs: {fault}"
+        try:
+            plan = build(op, candidate, posed, arguments, device)
+        except RegistryError as fault:  # dispatch goes on with the next candidate
+            notes.skipped.append((place, fault.message))
+            continue
+        for told in guarded(run_faults(plan, fresh, 0), candidate.implementation):
+            yield f"{layout} {which} inputs: {told}"
 
 
 def _views(op: Op, problem: Problem, device: Device) -> Iterator[tuple[str, str, PoisonedLayout]]:

@@ -20,6 +20,7 @@ from ..device import Device
 from ..discovery.backward_check import check_declaration
 from ..dispatch.torch_side.reference_gradient import reference_gradient
 from ..errors import InvalidArgumentError, InvalidDefinitionError, RegistryError
+from ..faults.device_faults import out_of_memory
 from ..folding import Place
 from ..problem import Problem, Value
 from .given_inputs import SEED, GivenInputs
@@ -39,9 +40,9 @@ def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None
     reference's shapes, dtypes and strides, also for inputs that are not row-major; the reference computes in float64
     where its arguments are, does not change them, and is accepted by its own tolerance; the floor is positive; both
     ends of a range along which winners transfer are problems of the op, with that range. The tensors that its backward
-    names are there, and a reference that is to be inlined reads no data. ``problem`` refuses tensors that are too short
-    for the others, where the reference does. Over all its examples the tolerance must
-    refuse results that were not computed: zeros, one number everywhere, the output of a previous call.
+    names are there, and a reference that is to be inlined reads no data. Over all its examples the tolerance must
+    refuse results that were not computed: zeros, one number everywhere, the output of a previous call. The report warns
+    of tensors too short for the others which the reference refuses and ``problem`` does not.
     """
     refuse_unlike("check_op", "op", op, Op)
     notes = Notes(f"op {op.name}")
@@ -50,7 +51,9 @@ def check_op(op: Op, *, problems: Sequence[Problem | Mapping[str, Value]] | None
     scales = (each.scale for each in (op.tolerance, *op.tolerances.values()))
     authors = (op.reference, op.fake, op.inputs, op.problem, op.floor, *scales, *op.compare.values())
     for problem in checked:
-        notes.add(Place(str(problem), str(problem)), guarded(_op_faults(op, problem), *authors))
+        place = Place(str(problem), str(problem))
+        notes.add(place, guarded(_op_faults(op, problem), *authors))
+        notes.warned += [(place, told) for told in _warnings(op, problem)]
     examples = checked if problems is None else list(_examples(op, Notes("")))
     notes.failures += [(Place(), spot) for spot in blind_spots(op, examples or checked)]
     return notes.report()
@@ -118,10 +121,20 @@ def _op_faults(op: Op, problem: Problem) -> Iterator[str]:
         yield from (f"{kind} inputs: {fault}" for fault in _reference_faults(op, problem, values))
         if kind == op.kinds[0]:
             yield from narrow_faults(op, values)
-            yield from shape_faults(op, problem, values)
             for layout in _LAYOUTS:
                 yield from (f"{layout} inputs: {fault}" for fault in _strided_faults(op, problem, layout))
         yield from (f"{kind} inputs: {fault}" for fault in _inline_faults(op, values))
+
+
+def _warnings(op: Op, problem: Problem) -> list[str]:
+    """The sizes that ``problem`` should refuse; none where a function of the op raises, which is a fault by itself."""
+    try:
+        values = op.draw(problem, op.kinds[0], torch.Generator().manual_seed(SEED))
+        return list(shape_faults(op, problem, values))
+    except Exception as fault:
+        if out_of_memory(fault):
+            raise
+        return []
 
 
 def _form(value: Any) -> str:

@@ -24,8 +24,9 @@ def refuse_unlike(check: str, name: str, given: object, kind: type) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a check: a line for each checked subject, each reason to skip one, and each failure.
+    """The result of a check: a line for each checked subject, each reason to skip one, each failure and each warning.
 
+    A warning is of what callers may do wrong, which fails no check.
     Reasons or failures that differ in numbers only are one line with an example, and with how many problems and
     configurations have them: ``(16 problems, 4 configs)``.
     """
@@ -34,6 +35,7 @@ class Report:
     checked: tuple[str, ...]
     skipped: tuple[str, ...]
     failures: tuple[str, ...]
+    warned: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -45,17 +47,19 @@ class Report:
         ]
         lines += [f"  failed: {line}" for line in self.failures]
         lines += [f"  skipped: {line}" for line in self.skipped]
+        lines += [f"  warning: {line}" for line in self.warned]
         return "\n".join(lines)
 
 
 @dataclass
 class Notes:
-    """A report in the making; ``skipped`` and ``failures`` hold a place and a line each."""
+    """A report in the making; ``skipped``, ``failures`` and ``warned`` hold a place and a line each."""
 
     subject: str
     checked: list[str] = field(default_factory=list)
     skipped: list[tuple[Place, str]] = field(default_factory=list)
     failures: list[tuple[Place, str]] = field(default_factory=list)
+    warned: list[tuple[Place, str]] = field(default_factory=list)
 
     def add(self, place: Place, faults: Iterable[str]) -> None:
         """Note that the subject at ``place`` was checked and has these faults."""
@@ -68,7 +72,8 @@ class Notes:
             remedy = "" if self.skipped or self.failures else ": give the op examples, or the check problems=[{...}]"
             self.failures.append((Place(), f"nothing was checked{remedy}"))
         failures, skipped = folded(_of_layouts(self.failures)), folded(self.skipped)
-        report = Report(self.subject, tuple(self.checked), tuple(skipped), tuple(failures))
+        warned = tuple(folded(self.warned))
+        report = Report(self.subject, tuple(self.checked), tuple(skipped), tuple(failures), warned)
         if not report.ok:
             raise CheckError(str(report))
         return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,6 +39,18 @@ def test_integers_have_the_other_width_where_the_op_takes_it() -> None:
         other = forms["integers of the other width"][name]
         assert {other.dtype, values[name].dtype} == {torch.int32, torch.int64}
         assert other.equal(values[name].to(other.dtype))
+
+
+def test_what_the_reference_does_not_take_is_no_call_of_the_op() -> None:
+    def gathered(indices: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.Tensor:
+        if indices.dtype != torch.int64:
+            raise TypeError("indices of 64 bits")
+        return weight[indices]
+
+    values, forms = drawn(replace(EMBEDDING, reference=gathered))
+    assert values["indices"].dtype == torch.int64
+    assert "integers of the other width" not in forms
+    assert "absent padding_idx" in forms
 
 
 def test_tensors_have_dtypes_of_their_own_where_the_op_mixes_them() -> None:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from registry.artifact import Built
-from registry.contracts import GELU, RMS_NORM, SOFTMAX, SQUARE
+from registry.contracts import EMBEDDING, GELU, RMS_NORM, SOFTMAX, SQUARE
 from registry.correctness.poisoned_layouts import LAYOUTS
 from registry.device import Device
-from registry.errors import CheckError, DeviceError
+from registry.errors import CheckError, CompileError, DeviceError
 from registry.implementation import Implementation, Run, Tensors
 from registry.problem import Problem, Value
 from registry.space import Config, Space
@@ -449,3 +449,27 @@ def test_numbers_for_which_the_reference_raises_are_not_tried() -> None:
     op = replace(RMS_NORM, reference=one_millionth, inputs=inputs)
     problems = [{"rows": 4, "cols": 300, "dtype": "float32"}]
     assert check_implementation(TwoEpsilons("nothing"), op, problems=problems).ok
+
+
+class OfOneWidth(Implementation):
+    """Rows by indices of 64 bits, as a kernel whose parameter is a pointer to these."""
+
+    op = "embedding"
+    name = "test.int64"
+    device_types = CPU
+
+    def bind(self, problem: Problem, config: Config, device: Device, built: Built) -> Run:
+        if built.signature.arguments.tensor("indices").dtype != torch.int64:
+            raise CompileError("'indices' is a tensor of int32, but the parameter is long*")
+
+        def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
+            outputs[0].copy_(torch.nn.functional.embedding(*arguments))
+
+        return run
+
+
+def test_a_form_for_which_no_plan_can_be_built_is_skipped_as_dispatch_goes_on_with_the_next_candidate() -> None:
+    report = check_implementation(OfOneWidth(), EMBEDDING, problems=EMBEDDING.examples[:1])
+    (skipped,) = report.skipped
+    assert "integers of the other width" in skipped
+    assert skipped.endswith("'indices' is a tensor of int32, but the parameter is long*")

@@ -11,6 +11,7 @@ import torch
 
 import registry
 from registry.author_code import where_defined
+from registry.checking.steps import checked
 from registry.contract import Backward, Op, Tolerance
 from registry.contracts import (
     BOX,
@@ -298,7 +299,7 @@ def gathered(problem: Callable[[Arguments], dict[str, Value]]) -> Op:
     )
 
 
-def test_a_tensor_that_is_too_short_for_the_others_has_to_be_refused() -> None:
+def test_a_tensor_that_is_too_short_for_the_others_is_warned_of() -> None:
     def of_rows(arguments: Arguments) -> dict[str, Value]:
         return {"n": arguments.tensor("rows").numel, "dtype": "float32"}
 
@@ -307,9 +308,10 @@ def test_a_tensor_that_is_too_short_for_the_others_has_to_be_refused() -> None:
             raise InvalidArgumentError("one scale an index")
         return of_rows(arguments)
 
-    with pytest.raises(
-        CheckError, match=r"problem\(\) does not tell scales of shape \(3,\) from one of \(4,\)"
-    ) as told:
-        check_op(gathered(of_rows))
-    assert "table" not in str(told.value)  # which index a table has is no matter of its shape
-    assert check_op(gathered(careful)).ok
+    (told,) = check_op(gathered(of_rows)).warned
+    assert "problem() does not tell scales of shape (3,) from one of (4,)" in told
+    assert "table" not in told  # which index a table has is no matter of its shape
+    assert not check_op(gathered(careful)).warned
+    assert f"passed warning: {told}" == " ".join(checked(lambda: check_op(gathered(of_rows)))[:2])
+    with pytest.raises(CheckError, match=r"warning: gathered\(n=4, dtype=float32\): problem\(\) does not"):
+        check_op(gathered(of_rows), problems=[{"n": 4, "dtype": "float32"}, {"n": 1, "dtype": "float16"}])
