@@ -95,6 +95,7 @@ def test_the_tuner_accepts_their_honest_peers_which_win(run: CheatingRun) -> Non
 
 
 @pytest.mark.parametrize("name", each_of([*REFUSED, *RIGHT], REPEATED))
+@pytest.mark.few(14)
 def test_the_public_check_tells_them_apart(plugin: Catalog, name: str) -> None:
     found = [one for op in OPS for one in plugin.implementations(op) if one.name == f"form.{name}"]
     (implementation,) = found

@@ -115,7 +115,7 @@ FALLING = torch.tensor([250, 240, 230, 200, 199, 90, 80, 0], dtype=torch.int32)
 
 
 @pytest.mark.parametrize("late", Late)
-@pytest.mark.few(1)
+@THOROUGH
 def test_wrong_offsets_stay_within_the_tensors(late: Late, tmp_path: Path) -> None:
     problem = ATTENTION_VARLEN_BACKWARD.problem_of({**PACKED, "sequences": 7})
     values = ATTENTION_VARLEN_BACKWARD.draw(problem, "normal", torch.Generator().manual_seed(1))

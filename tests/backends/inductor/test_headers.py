@@ -20,6 +20,7 @@ from registry.device import Device
 from registry.paths import cache_folder
 
 from ... import fresh
+from ...tiers import THOROUGH
 
 
 class Square(InductorImplementation):
@@ -63,7 +64,7 @@ def _compiles(temporary: Path, way: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("way", ["ahead", "untuned", "at its first call"])
-@pytest.mark.few(1)
+@THOROUGH
 def test_no_file_is_left_where_others_write_and_none_is_read(tmp_path: Path, way: str) -> None:
     _compiles(tmp_path, way, 1003)
     left = [path for path in tmp_path.rglob("*") if path.is_file()]
