@@ -14,11 +14,10 @@ import torch
 
 from ..arguments.schema import Parameter, tensors_in, with_tensors
 from ..contract import Op
-from ..faults.device_faults import out_of_memory
 from ..problem import Problem
 from .magnitudes import is_float8
-from .numerics import reference64
-from .other_views import is_posed, is_same, viewed
+from .other_views import is_same, viewed
+from .taken import is_posed, reference_if_taken
 
 _WIDTHS: Mapping[torch.dtype, torch.dtype] = {torch.int64: torch.int32, torch.int32: torch.int64}
 _HALVES = (torch.float16, torch.bfloat16)
@@ -54,18 +53,8 @@ def other_forms(op: Op, problem: Problem, values: _Values) -> Iterator[tuple[str
         _padded(op, values),
         _in_memory(op, values),
     )
-    return ((which, call) for which, call in found if is_posed(op, problem, call) and _is_taken(op, call))
-
-
-def _is_taken(op: Op, values: _Values) -> bool:
-    """Whether the reference makes something of the values: its problem may tell nothing of dtypes."""
-    try:
-        reference64(op, values)
-    except Exception as fault:  # an op may raise anything for what it does not take
-        if out_of_memory(fault):
-            raise
-        return False
-    return True
+    posed = ((which, call) for which, call in found if is_posed(op, problem, call))
+    return ((which, call) for which, call in posed if reference_if_taken(op, call) is not None)
 
 
 def _replaced(values: _Values, place: int, value: Any) -> _Values:

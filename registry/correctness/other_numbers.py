@@ -19,6 +19,7 @@ from ..contract import Op
 from ..faults.device_faults import out_of_memory
 from ..problem import Problem
 from .numerics import reference64
+from .taken import is_posed
 
 _RATIOS = (1.15, 1.4)
 """Another number is so many times a given one, or its inverse: near, so that results have similar magnitudes."""
@@ -62,7 +63,7 @@ def zeroed(op: Op, problem: Problem, values: tuple[Any, ...]) -> Iterator[tuple[
     for place in _places(op):
         zero = 0 if _is_integer(op, place) else 0.0
         call = (*values[:place], zero, *values[place + 1 :])
-        if values[place] == zero or not _is_posed(op, problem, call):
+        if values[place] == zero or not is_posed(op, problem, call):
             continue
         if reference_of_changed(op, values, call) is not None:
             yield f"zero {op.parsed.names[place]}", call
@@ -85,7 +86,7 @@ def other_numbers(
         else:
             continue
         tried = [*changed[:place], number, *changed[place + 1 :]]
-        if _is_posed(op, problem, tuple(tried)):
+        if is_posed(op, problem, tuple(tried)):
             changed = tried
     return None if _numbers(op, tuple(changed)) == _numbers(op, values) else tuple(changed)
 
@@ -124,13 +125,6 @@ def _held(values: tuple[Any, ...], number: int | None, drawn: random.Random) -> 
     tensors = [one.unique() for one in tensors_in(values) if one.dtype in {torch.int32, torch.int64}]
     held = sorted({*itertools.chain.from_iterable(one.tolist() for one in tensors)})
     return drawn.choice(held) if len(held) > 1 and number not in held else number
-
-
-def _is_posed(op: Op, problem: Problem, values: tuple[Any, ...]) -> bool:
-    try:
-        return op.pose(op.arguments(values), problem) == problem
-    except Exception:  # an op may raise anything for numbers that it does not take
-        return False
 
 
 def _numbers(op: Op, values: tuple[Any, ...]) -> Mapping[int, Any]:

@@ -20,6 +20,7 @@ from ..faults.device_faults import out_of_memory
 from ..problem import Problem
 from .numerics import reference64
 from .poisoned_layouts import PoisonedLayout
+from .taken import is_posed, reference_if_taken
 
 _LAYOUTS: tuple[PoisonedLayout, ...] = ("contiguous", "sliced")
 _DIM = "dim"
@@ -107,7 +108,7 @@ def other_views(op: Op, problem: Problem, values: tuple[Any, ...]) -> Iterator[t
         sizes = {size for tensor in tensors_in(values) for size in tensor.shape if size > 1}
         masks = (_of_heads(named[_MASK], size) for size in sorted(sizes))
         calls = (tuple({**named, _MASK: mask}.values()) for mask in masks)
-        posed = (call for call in calls if is_posed(op, problem, call) and _is_taken(op, values, call))
+        posed = (call for call in calls if is_posed(op, problem, call) and _has_same_shapes(op, values, call))
         yield from (("per-head", call) for call in posed)
     fewer = ((name, tuple({**named, **needs}.values())) for name, needs in _each_alone(named))
     yield from ((f"{name} alone", call) for name, call in fewer if is_posed(op, problem, call) and _makes(op, call))
@@ -188,26 +189,14 @@ def is_same(op: Op, values: tuple[Any, ...], call: tuple[Any, ...], reduced: int
         return False
 
 
-def _is_taken(op: Op, values: tuple[Any, ...], call: tuple[Any, ...]) -> bool:
+def _has_same_shapes(op: Op, values: tuple[Any, ...], call: tuple[Any, ...]) -> bool:
     """Whether the op makes results of the same shapes of both: its problem may tell nothing of what was exchanged."""
-    try:
-        pairs = zip(reference64(op, values), reference64(op, call), strict=True)
-        return all(one.shape == other.shape for one, other in pairs)
-    except Exception as fault:  # likewise
-        if out_of_memory(fault):
-            raise
-        return False
+    references = [reference_if_taken(op, each) for each in (values, call)]
+    shapes = [None if found is None else [one.shape for one in found] for found in references]
+    return shapes[0] is not None and shapes[0] == shapes[1]
 
 
 def _makes(op: Op, values: tuple[Any, ...]) -> bool:
     """Whether a call has any output: one that needs the gradient of an absent bias alone has none."""
     specs = op.output_specs(op.arguments(values), torch.device("cpu")).values()
     return any(spec.nbytes for spec in specs)
-
-
-def is_posed(op: Op, problem: Problem, values: tuple[Any, ...]) -> bool:
-    """Whether values are those of a call of the problem."""
-    try:
-        return op.pose(op.arguments(values), problem) == problem
-    except Exception:  # likewise
-        return False

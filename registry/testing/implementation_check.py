@@ -168,9 +168,8 @@ def _layout_faults(
         return
     if layout == "contiguous" and op.numbers:
         yield from _number_faults(notes, op, candidate, problem, device)
-    if (
-        layout == "contiguous" and layouts_of_views(device.type) and not is_wrong
-    ):  # else they would tell the same once more
+    # of who is wrong already they would tell the same once more
+    if layout == "contiguous" and layouts_of_views(device.type) and not is_wrong:
         yield from _view_faults(notes, op, candidate, problem, device)
     yield from repeating_faults(plan, given)
     if layout == "contiguous" and not is_wrong:
@@ -238,8 +237,6 @@ def _views(op: Op, problem: Problem, device: Device) -> Iterator[tuple[str, str,
         return GivenInputs(op, problem, kind, device, "contiguous").values
 
     layouts, first = layouts_of_views(device.type), op.kinds[0]
-    if not layouts:
-        return
     for which, _ in other_views(op, problem, drawn(first)):
         yield from ((which, first, layout) for layout in layouts)
     for which, _ in other_forms(op, problem, drawn(first)):

@@ -10,6 +10,7 @@ import torch
 from ..arguments.schema import with_tensors
 from ..author_code import at
 from ..contract import Op
+from ..correctness.taken import is_posed
 from ..faults.device_faults import out_of_memory
 from ..problem import Problem
 
@@ -25,7 +26,7 @@ def shape_faults(op: Op, problem: Problem, values: tuple[Any, ...]) -> Iterator[
     for place, name in enumerate(op.parsed.names):
         for shorter in _shorter(values[place]):
             given = (*values[:place], shorter, *values[place + 1 :])
-            if _is_posed(op, problem, given) and _raises(op, given):
+            if is_posed(op, problem, given) and _raises(op, given):
                 yield (
                     f"problem() does not tell {name} of shape {tuple(shorter.shape)} from one of"
                     f" {tuple(values[place].shape)}{at(op.problem)}, which alone fits the other arguments: raise"
@@ -44,18 +45,11 @@ def _shorter(value: Any) -> Iterator[torch.Tensor]:
         yield from (value.narrow(dim, 0, size - 1).clone() for dim, size in enumerate(value.shape) if size > 2)
 
 
-def _is_posed(op: Op, problem: Problem, values: tuple[Any, ...]) -> bool:
-    try:
-        return op.pose(op.arguments(values), problem) == problem
-    except Exception:  # whatever an author's function raises for sizes that it did not expect
-        return False
-
-
 def _raises(op: Op, values: tuple[Any, ...]) -> bool:
     """Whether the reference raises; it may write to copies alone."""
     try:
         op.reference(*with_tensors(values, torch.clone))
-    except Exception as fault:  # likewise
+    except Exception as fault:  # whatever an author's function raises for sizes that it did not expect
         if out_of_memory(fault):
             raise
         return True
