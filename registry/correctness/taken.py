@@ -1,4 +1,4 @@
-"""Which calls an op takes: those that pose the problem that is asked for, and of which its reference makes something."""
+"""Which calls an op takes: those that pose the problem that is asked for, and that its reference computes."""
 
 from __future__ import annotations
 
