@@ -39,7 +39,7 @@ FORMS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Callable[..., Any]]
     "offset": ("rms_norm", (X, ROW), {"offset": 1.0}, lambda x, w: F.rms_norm(x, (4,), 1 + w, 1e-6)),
     "a narrower weight": ("rms_norm", (X.float(), ROW.bfloat16()), {}, rms_in_fp32),
     "a weight of the other half": ("rms_norm", (X.bfloat16(), ROW.half()), {}, rms_in_fp32),
-    "a float32 weight": ("rms_norm", (X, ROW.float()), {}, lambda x, w: F.rms_norm(x, (4,), w.double(), 1e-6)),
+    "a float32 weight": ("rms_norm", (X, ROW.float()), {}, lambda x, w: F.rms_norm(x, (4,), w.to(x.dtype), 1e-6)),
     "rms of two dimensions": ("rms_norm", (X, BLOCK), {}, lambda x, w: F.rms_norm(x, (3, 4), w, 1e-6)),
     "all dimensions": ("rms_norm", (X,), {"normalized_shape": (2, 3, 4)}, lambda x: F.rms_norm(x, (2, 3, 4), eps=1e-6)),
     "weight and bias of two": ("layer_norm", (X, BLOCK, BLOCK), {}, lambda x, w, b: F.layer_norm(x, (3, 4), w, b)),
