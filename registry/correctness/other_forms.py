@@ -100,7 +100,8 @@ def _left_out(op: Op, values: _Values) -> Iterator[tuple[str, _Values]]:
         if not parameter.optional or value is None:
             continue
         call = _replaced(values, place, None)
-        if parameter.holds_tensors or parameter.name in op.numbers or is_same(op, values, call):
+        is_other = parameter.holds_tensors or parameter.name in op.numbers
+        if is_other or is_same(op, reference_if_taken(op, values), call):
             yield f"absent {parameter.name}", call
 
 
@@ -120,7 +121,7 @@ def _padded(op: Op, values: _Values) -> Iterator[tuple[str, _Values]]:
         if one.dim() == rank > 0:
             more = torch.full_like(one[:1], torch.nan).expand(_MORE_ROWS, *one.shape[1:])
             call = _replaced(call, place, torch.cat([one, more]))
-    if call is not values and is_same(op, values, call):
+    if call is not values and is_same(op, reference_if_taken(op, values), call):
         yield "padded", call
 
 

@@ -18,7 +18,7 @@ from ..arguments.schema import tensors_in
 from ..contract import Op
 from ..faults.device_faults import out_of_memory
 from ..problem import Problem
-from .numerics import reference64
+from .numerics import full_precision, judged, reference64, results_of
 from .taken import is_posed
 
 _RATIOS = (1.15, 1.4)
@@ -58,14 +58,15 @@ def renumbered(
 def zeroed(op: Op, problem: Problem, values: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Names and values of calls with 0 for one of ``Op.numbers``, as far as the op makes sense of it.
 
-    Who writes ``scale or default`` takes it for none.
+    Who writes ``scale or default`` takes it for none. A call that the reference itself gets wrong in the dtype of its
+    arguments, as a gradient that cancels to nothing without an epsilon, tells nothing of an implementation.
     """
     for place in _places(op):
         zero = 0 if _is_integer(op, place) else 0.0
         call = (*values[:place], zero, *values[place + 1 :])
         if values[place] == zero or not is_posed(op, problem, call):
             continue
-        if reference_of_changed(op, values, call) is not None:
+        if reference_of_changed(op, values, call) is not None and _is_right_in_its_dtype(op, problem, call):
             yield f"zero {op.parsed.names[place]}", call
 
 
@@ -107,6 +108,12 @@ def reference_of_changed(op: Op, values: tuple[Any, ...], changed: tuple[Any, ..
         if out_of_memory(fault):
             raise
         return None
+
+
+def _is_right_in_its_dtype(op: Op, problem: Problem, values: tuple[Any, ...]) -> bool:
+    """Whether the op's own reference, run in the dtypes of the values, is as near to the float64 one as is allowed."""
+    with full_precision():
+        return judged(op, problem, results_of(op, values), values).ok
 
 
 def _near(number: float | None, drawn: random.Random) -> float:

@@ -16,9 +16,7 @@ import torch
 
 from ..arguments.schema import tensors_in, with_tensors
 from ..contract import Op
-from ..faults.device_faults import out_of_memory
 from ..problem import Problem
-from .numerics import reference64
 from .poisoned_layouts import PoisonedLayout
 from .taken import is_posed, reference_if_taken
 
@@ -28,6 +26,7 @@ _MASK = "mask"
 _MASK_RANK = 4
 _NEED = "need_"
 _HEAD_SIZE = "head_size"
+_Results = tuple[torch.Tensor, ...]
 _ALIKE: Mapping[str, Any] = {"rtol": 1e-6, "atol": 1e-6, "equal_nan": True}
 
 
@@ -93,22 +92,22 @@ def other_views(op: Op, problem: Problem, values: tuple[Any, ...]) -> Iterator[t
     The tensors of the highest rank change, where rows are split all that have these rows, but no weights: the rows of a
     call are not those of a table.
     """
-    named = dict(zip(op.parsed.names, values, strict=True))
+    named, found = dict(zip(op.parsed.names, values, strict=True)), reference_if_taken(op, values)
     for which in _VIEWS:
         call = viewed(op, values, which)
         if call is None or not is_posed(op, problem, call):
             continue
-        if is_same(op, values, call, _REDUCED.get(which, -1)):
+        if is_same(op, found, call, _REDUCED.get(which, -1)):
             yield which, call
     apart = _heads_apart(op, values, named.get(_HEAD_SIZE))
-    if apart is not None and is_posed(op, problem, apart) and is_same(op, values, apart):
+    if apart is not None and is_posed(op, problem, apart) and is_same(op, found, apart):
         yield "heads-apart", apart
     # other tensors of an op without numbers may have been made with the mask, as out and lse of a gradient are
     if _is_of_batches(named.get(_MASK)) and op.numbers:
         sizes = {size for tensor in tensors_in(values) for size in tensor.shape if size > 1}
         masks = (_of_heads(named[_MASK], size) for size in sorted(sizes))
         calls = (tuple({**named, _MASK: mask}.values()) for mask in masks)
-        posed = (call for call in calls if is_posed(op, problem, call) and _has_same_shapes(op, values, call))
+        posed = (call for call in calls if is_posed(op, problem, call) and _has_same_shapes(op, found, call))
         yield from (("per-head", call) for call in posed)
     fewer = ((name, tuple({**named, **needs}.values())) for name, needs in _each_alone(named))
     yield from ((f"{name} alone", call) for name, call in fewer if is_posed(op, problem, call) and _makes(op, call))
@@ -174,26 +173,32 @@ def _moved(
     return tuple({**dict(zip(op.parsed.names, values, strict=True)), **dict(zip(moving, found, strict=True))}.values())
 
 
-def is_same(op: Op, values: tuple[Any, ...], call: tuple[Any, ...], reduced: int = -1) -> bool:
-    """Whether the op makes the same of both: one that does not look at ranks may make no sense of others.
+def is_same(op: Op, found: _Results | None, call: tuple[Any, ...], reduced: int = -1) -> bool:
+    """Whether the op makes ``found`` of a call: one that does not look at ranks may make no sense of others.
 
-    ``reduced``: the dimension of the call's results that is the last of those of the values.
+    ``reduced``: the dimension of the call's results that is the last of those found.
     """
+    made = None if found is None else reference_if_taken(op, call)
+    if found is None or made is None:
+        return False
     try:
-        pairs = list(zip(reference64(op, values), reference64(op, call), strict=True))
+        pairs = list(zip(found, made, strict=True))
         moved = [(one, other if reduced == -1 else other.movedim(reduced, -1)) for one, other in pairs]
-        return all(torch.allclose(one.double(), other.double().reshape(one.shape), **_ALIKE) for one, other in moved)
-    except Exception as fault:  # an op may raise anything for tensors that it does not take
-        if out_of_memory(fault):
-            raise
+        return all(torch.allclose(_wide(one), _wide(other).reshape(one.shape), **_ALIKE) for one, other in moved)
+    except (ValueError, RuntimeError, IndexError):  # their results have other numbers, shapes or ranks
         return False
 
 
-def _has_same_shapes(op: Op, values: tuple[Any, ...], call: tuple[Any, ...]) -> bool:
-    """Whether the op makes results of the same shapes of both: its problem may tell nothing of what was exchanged."""
-    references = [reference_if_taken(op, each) for each in (values, call)]
-    shapes = [None if found is None else [one.shape for one in found] for found in references]
-    return shapes[0] is not None and shapes[0] == shapes[1]
+def _wide(result: torch.Tensor) -> torch.Tensor:
+    return result if result.is_complex() else result.double()
+
+
+def _has_same_shapes(op: Op, found: _Results | None, call: tuple[Any, ...]) -> bool:
+    """Whether a call's results have the shapes of those found: a problem may tell nothing of what was exchanged."""
+    made = None if found is None else reference_if_taken(op, call)
+    if found is None or made is None:
+        return False
+    return [one.shape for one in found] == [one.shape for one in made]
 
 
 def _makes(op: Op, values: tuple[Any, ...]) -> bool:

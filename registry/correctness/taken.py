@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..arguments.schema import with_tensors
 from ..contract import Op
 from ..faults.device_faults import out_of_memory
 from ..problem import Problem
@@ -21,9 +22,12 @@ def is_posed(op: Op, problem: Problem, values: tuple[Any, ...]) -> bool:
 
 
 def reference_if_taken(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None:
-    """The float64 reference of a call, None where it raises: a problem may tell nothing of what it does not take."""
+    """The float64 reference of a call, None where it raises: a problem may tell nothing of what it does not take.
+
+    On the CPU, where an index beyond a table raises: on a GPU it ends what this process may do with the device.
+    """
     try:
-        return reference64(op, values)
+        return reference64(op, with_tensors(values, torch.Tensor.cpu))
     except Exception as fault:  # likewise
         if out_of_memory(fault):
             raise

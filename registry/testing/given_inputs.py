@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -13,9 +12,8 @@ from ..arguments.schema import Parameter, tensors_in, with_tensors
 from ..contract import Op
 from ..correctness.bits import as_bits
 from ..correctness.expanded import EXPANDED, expanded_inputs
-from ..correctness.other_forms import AS_GIVEN, other_forms
-from ..correctness.other_numbers import renumbered, zeroed
-from ..correctness.other_views import other_views
+from ..correctness.other_forms import AS_GIVEN
+from ..correctness.other_numbers import renumbered
 from ..correctness.poisoned_layouts import PoisonedLayout, Surrounded, as_given, laid_out_within
 from ..device import Device
 from ..problem import Problem
@@ -26,21 +24,21 @@ SEED = 1234
 class GivenInputs:
     """Inputs of a kind in a layout, inside poisoned allocations. ``values`` are the schema's in order.
 
-    ``numbers``: with other numbers than the kind has, where the op allows it, see ``Op.numbers``. ``view``: as the call
-    of that name among ``other_views``, ``other_forms`` and ``zeroed``.
+    ``numbers``: with other numbers than the kind has, where the op allows it, see ``Op.numbers``. ``call``: name and
+    values of one of ``other_views``, ``other_forms`` and ``zeroed``, which are taken instead of a draw.
     """
 
     def __init__(
         self, op: Op, problem: Problem, kind: str, device: Device, layout: PoisonedLayout, *, nan_beside: bool = False,
-        numbers: bool = False, view: str = "",
+        numbers: bool = False, call: tuple[str, tuple[Any, ...]] | None = None,
     ) -> None:  # fmt: skip
-        self._draw = partial(_drawn, op, problem, kind, device, layout, numbers=numbers, view=view)
-        self._is_expanded, self._is_as_given = layout in EXPANDED, view in AS_GIVEN
+        self._draw = partial(_drawn, op, problem, kind, device, layout, numbers=numbers)
+        self._is_expanded, self._is_as_given = layout in EXPANDED, call is not None and call[0] in AS_GIVEN
         self._draw_dense = partial(_drawn, op, problem, kind, device, "contiguous", SEED)
         self._tensors: list[tuple[Parameter, Surrounded, torch.Tensor]] = []
         self.values = tuple(
             with_tensors((value,), partial(self._lay_out, parameter, layout, nan_beside))[0]
-            for parameter, value in zip(op.parsed.parameters, self._draw(SEED), strict=True)
+            for parameter, value in zip(op.parsed.parameters, call[1] if call else self._draw(SEED), strict=True)
         )
 
     def _lay_out(
@@ -94,15 +92,11 @@ class GivenInputs:
 
 
 def _drawn(
-    op: Op, problem: Problem, kind: str, device: Device, layout: PoisonedLayout, seed: int, numbers: bool = False,
-    view: str = "",
-) -> tuple[Any, ...]:  # fmt: skip
+    op: Op, problem: Problem, kind: str, device: Device, layout: PoisonedLayout, seed: int, numbers: bool = False
+) -> tuple[Any, ...]:
     values = op.draw(problem, kind, torch.Generator(device.torch).manual_seed(seed))
     if numbers and (found := renumbered(op, problem, values, seed)) is not None:
         values, _ = found
-    if view:
-        made = (calls_of(op, problem, values) for calls_of in (other_views, other_forms, zeroed))
-        values = next(call for which, call in itertools.chain.from_iterable(made) if which == view)
     return expanded_inputs(op, values, layout)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from ..arguments.schema import tensors_in
 from ..contract import Op
 from ..correctness.expanded import EXPANDED, reference_of_expanded
 from ..correctness.grad_modes import GRAD_MODES, OTHER_MODES, made_in
@@ -30,6 +31,10 @@ from .run_faults import call_faults, changed_faults, concurrent_faults, is_missh
 
 _AT_OTHER_SIZES: tuple[PoisonedLayout, ...] = ("contiguous", "sliced", "transposed", "expanded-dense")
 """Layouts in which another size may get what was bound for the first: with other layouts it is bound anew."""
+_Call = tuple[str, tuple[Any, ...]]
+"""A name, and values."""
+_MOST_VIEWED = 1 << 20
+"""Elements of a problem's inputs on a GPU of which other calls are made: a CPU tells what the op makes of these."""
 
 
 def check_implementation(
@@ -210,8 +215,8 @@ def _number_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem,
 
 def _view_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem, device: Device) -> Iterator[str]:
     """Faults in calls of the problem with other ranks, another reduced dimension, in other forms or with a number 0."""
-    for which, kind, layout in _views(op, problem, device):
-        fresh = GivenInputs(op, problem, kind, device, layout, view=which)
+    for call, kind, layout in _other_calls(op, problem, device):
+        fresh, which = GivenInputs(op, problem, kind, device, layout, call=call), call[0]
         arguments = op.arguments(fresh.values)
         posed = op.pose(arguments, problem)
         if posed.traits["mixed"] and not candidate.implementation.mixed:
@@ -230,19 +235,21 @@ def _view_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem, d
             yield f"{layout} {which} inputs: {told}"
 
 
-def _views(op: Op, problem: Problem, device: Device) -> Iterator[tuple[str, str, PoisonedLayout]]:
-    """The name, the kind of inputs and the layout of each other call of the problem."""
+def _other_calls(op: Op, problem: Problem, device: Device) -> Iterator[tuple[_Call, str, PoisonedLayout]]:
+    """Each other call of the problem, its kind of inputs, and its layout."""
 
     def drawn(kind: str) -> tuple[Any, ...]:
         return GivenInputs(op, problem, kind, device, "contiguous").values
 
     layouts, first = layouts_of_views(device.type), op.kinds[0]
-    for which, _ in other_views(op, problem, drawn(first)):
-        yield from ((which, first, layout) for layout in layouts)
-    for which, _ in other_forms(op, problem, drawn(first)):
-        yield which, first, "contiguous"
+    if device.type != "cpu" and sum(one.numel() for one in tensors_in(drawn(first))) > _MOST_VIEWED:
+        return
+    for call in other_views(op, problem, drawn(first)):
+        yield from ((call, first, layout) for layout in layouts)
+    for call in other_forms(op, problem, drawn(first)):
+        yield call, first, "contiguous"
     for kind in telling_kinds(op, drawn) if op.numbers else ():
-        yield from ((which, kind, "contiguous") for which, _ in zeroed(op, problem, drawn(kind)))
+        yield from ((call, kind, "contiguous") for call in zeroed(op, problem, drawn(kind)))
 
 
 def _check_other_size(

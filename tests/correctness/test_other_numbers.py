@@ -125,3 +125,15 @@ def test_one_number_is_zero_where_the_op_makes_sense_of_it() -> None:
     assert (which, call[-1]) == ("zero eps", 0.0)
     # of rows of zeros none is finite
     assert not list(zeroed(RMS_NORM, problem, (torch.zeros_like(values[0]), *values[1:])))
+
+
+def test_a_zero_that_the_reference_gets_wrong_in_its_own_dtype_tells_nothing() -> None:
+    def cancels(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return x * eps if eps else (x + 2.0**40) - 2.0**40
+
+    problem = RMS_NORM.problem_of({"rows": 3, "cols": 16, "dtype": "float32"})
+    values = RMS_NORM.draw(problem, "normal", torch.Generator().manual_seed(3))
+    assert list(zeroed(replace(RMS_NORM, reference=lambda x, weight, eps: x * (1 + eps)), problem, values))
+    op = replace(RMS_NORM, reference=cancels)
+    assert reference_of_changed(op, values, (*values[:-1], 0.0)) is not None
+    assert not list(zeroed(op, problem, values))

@@ -29,10 +29,12 @@ class AddsInAnyOrder(Implementation):
         part = torch.arange(problem.cols, device=device.torch) % PARTS
 
         def run(outputs: Tensors, arguments: tuple[Any, ...], scratch: Tensors) -> None:
-            x = arguments[0]
-            exponentials = torch.exp(x - x.amax(-1, keepdim=True))
-            sums = x.new_zeros((len(x), PARTS)).index_add_(-1, part, exponentials)
-            torch.div(exponentials, sums.sum(-1, keepdim=True), out=outputs[0])
+            x, dim = arguments
+            exponentials = torch.exp(x - x.amax(dim, keepdim=True))
+            shape = list(x.shape)
+            shape[dim] = PARTS
+            sums = x.new_zeros(shape).index_add_(dim, part, exponentials)
+            torch.div(exponentials, sums.sum(dim, keepdim=True), out=outputs[0])
 
         return run
 

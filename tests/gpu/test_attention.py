@@ -113,6 +113,33 @@ def test_layouts_and_other_sizes_are_right(catalog: Catalog, op: str, name: str)
     assert check_implementation(catalog.implementation(op, name), catalog.op(op), problems=problems, device="cuda").ok
 
 
+@pytest.mark.parametrize("name", ["torch.sdpa_flash", "torch.sdpa_cudnn", "torch.sdpa_efficient", "triton.flash"])
+def test_a_scale_of_zero_is_the_mean_of_all_values(name: str) -> None:
+    q, k, v = (torch.randn(2, 70, 4, 64, dtype=torch.bfloat16, device="cuda").requires_grad_() for _ in range(3))
+    with registry.using(attention=name, attention_backward=name):
+        out, lse = registry.call("attention", q, k, v, scale=0.0)
+        out.sum().backward()
+    torch.testing.assert_close(out, v.mean(1, keepdim=True).expand_as(v), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(lse, torch.full_like(lse, math.log(70)))
+    for one, expected in ((q, 0.0), (k, 0.0), (v, 1.0)):
+        assert one.grad is not None
+        torch.testing.assert_close(one.grad, torch.full_like(one, expected), rtol=2e-2, atol=1e-3)
+
+
+def test_a_lone_row_may_have_any_stride() -> None:
+    catalog = Catalog()
+    contract, device = catalog.op("attention_backward"), Device.of("cuda")
+    implementation = catalog.implementation("attention_backward", "torch.sdpa_efficient")
+    sizes: Mapping[str, Value] = {"batch": 1, "heads": 1, "kv_heads": 1, "q_len": 1, "kv_len": 1, "head_dim": 8}
+    problem = contract.problem_of({**PLAIN, **sizes, "dtype": "float32"})
+    values = contract.draw(problem, "normal", torch.Generator("cuda").manual_seed(0))
+    q = values[1].as_strided(values[1].shape, (13, 13, 13, 1))
+    given = (values[0], q, *values[2:])
+    plan = build(contract, Candidate(implementation, {}), problem, contract.arguments(given), device)
+    verdict = judged(contract, problem, plan(*given), values)
+    assert verdict.ok, verdict.message
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("heads", [2, 8])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

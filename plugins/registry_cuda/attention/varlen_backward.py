@@ -50,6 +50,11 @@ class PackedWgmmaAttentionBackward(WgmmaBackward):
         most = _blocks(max(problem.total_q, problem.total_k), problem.sequences, LEAST_ROWS)
         yield from counting_reasons(problem.heads * most, problem.total_q, problem.total_k)
 
+    def lengths(self, problem: Problem) -> tuple[int, int]:
+        """Queries and keys of a sequence, in the mean."""
+        count = max(1, problem.sequences)
+        return -(-problem.total_q // count), -(-problem.total_k // count)
+
     def tiles(self, problem: Problem, name: str, height: int) -> HeadTiles | None:
         """Tensors ``[tokens, heads, head_dim]``."""
         of_keys = name in {"k", "v"}

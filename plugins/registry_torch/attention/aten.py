@@ -14,6 +14,7 @@ import torch
 
 AttentionGradients = tuple[torch.Tensor, ...]
 _CAUSAL_FROM_THE_END = 2
+_LEAST_SCALE = torch.finfo(torch.float32).tiny
 _EFFICIENT_ROWS = 32
 """Rows to a multiple of which the memory-efficient kernels pad the log-sum-exp."""
 
@@ -59,6 +60,11 @@ def _sides(causal: bool, window: int) -> Mapping[str, int | None]:
     return {"window_size_left": window, "window_size_right": 0 if causal else window}
 
 
+def nonzero(scale: float | None) -> float | None:
+    """A scale that FlashAttention 2 takes for one of 0: it multiplies the -inf of hidden logits by the scale."""
+    return _LEAST_SCALE if scale == 0 else scale
+
+
 def flash(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, window: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,7 +72,7 @@ def flash(
     sizes = (None, None, q.shape[1], k.shape[1])
     sides = _sides(causal, window)
     forward = torch.ops.aten._flash_attention_forward
-    out, lse, *_ = forward(q, k, v, *sizes, 0.0, causal, False, scale=scale, **sides)
+    out, lse, *_ = forward(q, k, v, *sizes, 0.0, causal, False, scale=nonzero(scale), **sides)
     return out, lse
 
 
@@ -74,8 +80,8 @@ def flash_backward(call: GradientCall) -> AttentionGradients:
     """The gradients by FlashAttention 2. Without dropout its random state is not read."""
     state = torch.empty(2, dtype=torch.uint64, device=call.q.device)
     found: AttentionGradients = torch.ops.aten._flash_attention_backward(
-        *call.heads, call.out, call.lse, None, None, *call.lengths, 0.0, call.causal, state, state, scale=call.scale,
-        **_sides(call.causal, call.window),
+        *call.heads, call.out, call.lse, None, None, *call.lengths, 0.0, call.causal, state, state,
+        scale=nonzero(call.scale), **_sides(call.causal, call.window),
     )  # fmt: skip
     return found
 

@@ -47,6 +47,7 @@ def flash_packed(
     forward = torch.ops.aten._flash_attention_forward
     # told of one query at most, it takes each sequence to have one, and none may be empty
     queries = max(longest[0], 2)
+    scale = aten.nonzero(scale)
     out, lse, *_ = forward(q, k, v, *offsets, queries, longest[1], 0.0, causal, False, scale=scale, **sides)
     return out.contiguous(), right_sums(out, lse).contiguous()
 

@@ -14,7 +14,7 @@ from registry.space import Config
 
 from . import aten, reasons
 from .cudnn_gradients import cudnn_gradients
-from .gradient_layouts import with_heads_in_one_order, with_rows_of_lse
+from .gradient_layouts import with_dense_lone_strides, with_heads_in_one_order, with_rows_of_lse
 from .sdpa import cpu_reasons, cudnn_reasons, efficient_reasons, flash_reasons
 
 
@@ -99,7 +99,7 @@ class EfficientAttentionBackward(_FusedBackward):
 
     def gradients(self, call: aten.GradientCall) -> aten.AttentionGradients:
         """The gradients by torch's private operator."""
-        call = with_heads_in_one_order(call)
+        call = with_dense_lone_strides(with_heads_in_one_order(call))
         return aten.efficient_backward(call, reasons.bias_of(call.mask, call.q, call.k.shape[1]))
 
 
