@@ -28,12 +28,14 @@ from registry.tuner.decide.learning import fit, held_out, samples_of
 from tuning_db import Decision
 from tuning_db.exchange import DecisionLine, WinnerLine, lines
 
+_H200 = Device(
+    type="cuda", index=0, name="NVIDIA H200", architecture="sm_90", multiprocessors=132,
+    memory_bytes=150_323_855_360, l2_bytes=62_914_560, shared_bytes=232_448, registers=65_536,
+)  # fmt: skip
 GPUS = {
-    "h200": Device(
-        type="cuda", index=0, name="NVIDIA H200", architecture="sm_90", multiprocessors=132,
-        memory_bytes=150_323_855_360, l2_bytes=62_914_560, shared_bytes=232_448, registers=65_536,
-    ),
-}  # fmt: skip
+    "h100": replace(_H200, name="NVIDIA H100 80GB HBM3", memory_bytes=84_825_604_096, l2_bytes=52_428_800),
+    "h200": _H200,
+}
 """GPUs as ``Device.of`` describes them."""
 
 
