@@ -33,7 +33,7 @@ def run(folder: Path, reports: Path, *options: str, **variables: str) -> str:
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False).stdout
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.thorough)])
 def test_a_second_call_runs_what_failed_and_nothing_else(tmp_path: Path, workers: tuple[str, ...]) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     reports = tmp_path / "reports.jsonl"

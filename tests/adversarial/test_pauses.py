@@ -40,7 +40,8 @@ def test_whoever_goes_by_the_pause_before_a_call_is_refused(
     run: CheatingRun, runs: Callable[[], CheatingRun], name: str
 ) -> None:
     for _ in range(2):
-        if run.trials[name].status != "ok" or run.was_left_to_finals(name):
+        has_not_won = name == "remembers" and name not in run.winners.values()
+        if run.trials[name].status != "ok" or run.was_left_to_finals(name) or has_not_won:
             break
         # on a busy machine pauses are of any length, which tell it nothing
         run = runs()

@@ -193,6 +193,7 @@ def test_code_that_cannot_be_followed_is_refused(
         told(tmp_path, "told", former, latter)
 
 
+@pytest.mark.thorough
 def test_what_is_told_of_our_own_does_not_depend_on_the_process() -> None:
     ops = ("linear", "gelu", "square")
     asking = (

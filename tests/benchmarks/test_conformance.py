@@ -162,6 +162,7 @@ def test_left_out():
 """
 
 
+@pytest.mark.thorough
 def test_a_published_test_counts_by_what_it_called_and_how_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,7 +147,7 @@ def _early_queries(text: str) -> str:
         (_early_queries, False),
     ],
 )
-@pytest.mark.few(1)
+@THOROUGH
 def test_a_kernel_with_a_fault_is_found_out(change: Callable[[str], str], late: bool, tmp_path: Path) -> None:
     problem = ATTENTION.problem_of({**SMALL, "span": 90, "kv_len": 230})
     values = ATTENTION.draw(problem, "normal", torch.Generator().manual_seed(1))
@@ -203,7 +203,7 @@ def test_what_is_not_finite_in_other_sequences_does_not_reach_one(late: bool, tm
         (_replaced("tile.sequence.first_key + block", "block"), False),
     ],
 )
-@pytest.mark.few(1)
+@THOROUGH
 def test_a_kernel_that_mixes_sequences_is_found_out(change: Callable[[str], str], late: bool, tmp_path: Path) -> None:
     problem, values = _of_others_not_finite()
     attend = built(problem, config_of(problem, {"keys": 64}), tmp_path, change)

@@ -113,7 +113,7 @@ def test_a_soft_cap_without_its_slope_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", list(MIXED))
-@pytest.mark.few(1)
+@THOROUGH
 def test_a_fault_that_mixes_sequences_is_found(fault: str, tmp_path: Path) -> None:
     problem, values = of_others_not_finite()
     late, pairs = MIXED[fault]

@@ -180,6 +180,7 @@ def test_every_form_has_flex_attention_on_a_gpu(device: Device) -> None:
             assert not list(FlexAttention().unsupported(OP.problem_of(dims), device)), dims
 
 
+@pytest.mark.thorough
 def test_compiled_for_a_cpu_it_is_right(catalog: Catalog) -> None:
     implementation, device = catalog.implementation("attention", "torch.compile"), Device.of("cpu")
     problem = problem_of("attention", {**SMALL, "q_len": 33, "span": 9, "softcap": True, "mask": "bool"})

@@ -64,7 +64,7 @@ FORMS = itertools.product(
         lambda program, backend, dynamic, dtype: (program, backend),
     ),
 )
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 def test_one_number_is_taken_as_in_a_plain_call(
     program: Program, backend: str, dynamic: bool, dtype: torch.dtype
 ) -> None:
@@ -78,7 +78,7 @@ def test_one_number_is_taken_as_in_a_plain_call(
 
 @pytest.mark.parametrize("op", ["rotary_embedding", "apply_rotary", "embedding", "cross_entropy"])
 @pytest.mark.parametrize("name", ["torch.native", "torch.compile"])
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_implementations_by_torch_take_one_number(op: str, name: str) -> None:
     program = {"rotary_embedding": in_place, "apply_rotary": new_tensors, "embedding": row, "cross_entropy": loss}[op]
     mine = (torch.tensor(4), QUERY.clone(), KEY.clone())
@@ -104,7 +104,7 @@ WRONG: dict[str, tuple[tuple[torch.Tensor, ...], str]] = {
 
 @pytest.mark.parametrize("op", WRONG)
 @pytest.mark.parametrize("dynamic", [True, False])
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_where_a_row_of_numbers_is_needed_the_error_is_that_of_a_plain_call(op: str, dynamic: bool) -> None:
     """torch gives what it meets while it traces a class of its own."""
     args, message = WRONG[op]

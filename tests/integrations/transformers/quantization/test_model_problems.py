@@ -14,6 +14,7 @@ from registry.tuner.models.derive import derive, described
 from registry.tuner.models.workload import Workload
 from registry.tuner.shapes.shapes import read_shapes
 
+from ....tiers import one_of_each
 from .checkpoints_written import llama
 
 if TYPE_CHECKING:  # see late_imports
@@ -36,7 +37,7 @@ def test_a_packed_gpt2_calls_the_derived_products(tmp_path: Path) -> None:
     assert set(read_shapes(recorded, catalog, ["gemm_int4"]).all) == set(found.shapes.all)
 
 
-@pytest.mark.parametrize("kind", ["int4", "nf4", "int2"])
+@pytest.mark.parametrize("kind", one_of_each(["int4", "nf4", "int2"]))
 def test_a_model_with_a_packed_head_calls_the_derived_products(kind: Any, tmp_path: Path) -> None:
     plain = llama(num_hidden_layers=1, attention_bias=False).bfloat16().eval()
     plain.save_pretrained(tmp_path)
