@@ -20,7 +20,8 @@ from ..problem import Problem
 from .poisoned_layouts import PoisonedLayout
 from .taken import is_posed, reference_if_taken
 
-_LAYOUTS: tuple[PoisonedLayout, ...] = ("contiguous", "sliced")
+LAYOUTS_OF_VIEWS: tuple[PoisonedLayout, ...] = ("contiguous", "sliced")
+"""In which other views are tried: of a sliced tensor not all rows are equally far apart."""
 _DIM = "dim"
 _MASK = "mask"
 _MASK_RANK = 4
@@ -79,11 +80,8 @@ _ROWS = ("split", "split-apart")
 
 
 def layouts_of_views(device_type: str) -> tuple[PoisonedLayout, ...]:
-    """The layouts in which other views are tried: of a sliced tensor not all rows are equally far apart.
-
-    None on GPUs: what the kernels for them make of such calls has not been seen yet.
-    """
-    return _LAYOUTS if device_type == "cpu" else ()
+    """The layouts in which other views are tried, none on GPUs: not all kernels for them have met such calls yet."""
+    return LAYOUTS_OF_VIEWS if device_type == "cpu" else ()
 
 
 def other_views(op: Op, problem: Problem, values: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -7,34 +7,29 @@ from typing import Any, Literal
 
 import torch
 
-from ..arguments.schema import tensors_in
 from ..contract import Op
 from ..correctness.expanded import EXPANDED, reference_of_expanded
 from ..correctness.grad_modes import GRAD_MODES, OTHER_MODES, made_in
-from ..correctness.other_forms import other_forms
-from ..correctness.other_numbers import telling_kinds, zeroed
 from ..correctness.other_sizes import OtherSize, false_claim, other_sizes, sizes_apart
-from ..correctness.other_views import layouts_of_views, other_views
+from ..correctness.other_views import layouts_of_views
 from ..correctness.poisoned_layouts import PoisonedLayout, adds_nothing, layouts_on
 from ..device import Device
 from ..discovery import answers
 from ..dispatch.plans.other_size import at_other_size, bound_by_call
 from ..dispatch.plans.plan import Candidate, Plan, build
-from ..errors import RegistryError, UnsupportedError
+from ..errors import UnsupportedError
 from ..folding import Place
 from ..implementation import Implementation
 from ..problem import Problem, Value
 from ..space import Config
 from .given_inputs import GivenInputs
+from .other_calls import other_call_faults
 from .reports import Notes, Report, guarded, refuse_unlike
 from .run_faults import call_faults, changed_faults, concurrent_faults, is_misshapen, repeating_faults, run_faults
+from .supported import is_supported
 
 _AT_OTHER_SIZES: tuple[PoisonedLayout, ...] = ("contiguous", "sliced", "transposed", "expanded-dense")
 """Layouts in which another size may get what was bound for the first: with other layouts it is bound anew."""
-_Call = tuple[str, tuple[Any, ...]]
-"""A name, and values."""
-_MOST_VIEWED = 1 << 20
-"""Elements of a problem's inputs on a GPU of which other calls are made: a CPU tells what the op makes of these."""
 
 
 def check_implementation(
@@ -133,7 +128,7 @@ def _check_layout(
         return
     posed = op.pose(arguments, problem)
     place = Place(f"{problem} {layout} {candidate}", str(problem), str(candidate), layout)
-    if _is_supported(notes, place, candidate, posed, device):
+    if is_supported(notes, place, candidate, posed, device):
         faults = _layout_faults(notes, op, candidate, posed, device, layout, kinds)
         notes.add(place, guarded(faults, candidate.implementation))
 
@@ -141,19 +136,6 @@ def _check_layout(
 def _makes_sense(op: Op, values: tuple[Any, ...], layout: PoisonedLayout) -> bool:
     """False if the op makes no sense of inputs that the layout expands."""
     return layout not in EXPANDED or reference_of_expanded(op, values) is not None
-
-
-def _is_supported(notes: Notes, place: Place, candidate: Candidate, problem: Problem, device: Device) -> bool:
-    implementation = candidate.implementation
-    try:
-        reasons = answers.refusals(implementation, problem, device)
-        reasons = reasons or tuple(answers.space_of(implementation, problem, device).violations(candidate.config))
-    except Exception as fault:
-        notes.failures.append((place, answers.fault_text(implementation, "unsupported", fault)))
-        return False
-    if reasons:
-        notes.skipped.append((place, "; ".join(reasons)))
-    return not reasons
 
 
 def _layout_faults(
@@ -174,8 +156,8 @@ def _layout_faults(
     if layout == "contiguous" and op.numbers:
         yield from _number_faults(notes, op, candidate, problem, device)
     # of who is wrong already they would tell the same once more
-    if layout == "contiguous" and layouts_of_views(device.type) and not is_wrong:
-        yield from _view_faults(notes, op, candidate, problem, device)
+    if layout == "contiguous" and (viewed := layouts_of_views(device.type)) and not is_wrong:
+        yield from other_call_faults(notes, op, candidate, problem, device, viewed)
     yield from repeating_faults(plan, given)
     if layout == "contiguous" and not is_wrong:
         yield from _mode_faults(plan, op, problem, device)
@@ -206,50 +188,11 @@ def _number_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem,
         arguments = op.arguments(fresh.values)
         posed = op.pose(arguments, problem)
         place = Place(f"{problem} {kind} inputs with other numbers {candidate}", str(problem), str(candidate))
-        if not _is_supported(notes, place, candidate, posed, device):
+        if not is_supported(notes, place, candidate, posed, device):
             continue
         plan = at_other_size(home, posed, arguments, device) or build(op, candidate, posed, arguments, device)
         for fault in guarded(run_faults(plan, fresh, 0), candidate.implementation):
             yield f"{kind} inputs with other numbers: {fault}"
-
-
-def _view_faults(notes: Notes, op: Op, candidate: Candidate, problem: Problem, device: Device) -> Iterator[str]:
-    """Faults in calls of the problem with other ranks, another reduced dimension, in other forms or with a number 0."""
-    for call, kind, layout in _other_calls(op, problem, device):
-        fresh, which = GivenInputs(op, problem, kind, device, layout, call=call), call[0]
-        arguments = op.arguments(fresh.values)
-        posed = op.pose(arguments, problem)
-        if posed.traits["mixed"] and not candidate.implementation.mixed:
-            continue  # what it has not claimed is not worth a note
-        place = Place(f"{problem} {which} {layout} {candidate}", str(problem), str(candidate), layout)
-        if adds_nothing(layout, arguments.tensors.values()) or not _is_supported(
-            notes, place, candidate, posed, device
-        ):
-            continue
-        try:
-            plan = build(op, candidate, posed, arguments, device)
-        except RegistryError as fault:  # dispatch goes on with the next candidate
-            notes.skipped.append((place, fault.message))
-            continue
-        for told in guarded(run_faults(plan, fresh, 0), candidate.implementation):
-            yield f"{layout} {which} inputs: {told}"
-
-
-def _other_calls(op: Op, problem: Problem, device: Device) -> Iterator[tuple[_Call, str, PoisonedLayout]]:
-    """Each other call of the problem, its kind of inputs, and its layout."""
-
-    def drawn(kind: str) -> tuple[Any, ...]:
-        return GivenInputs(op, problem, kind, device, "contiguous").values
-
-    layouts, first = layouts_of_views(device.type), op.kinds[0]
-    if device.type != "cpu" and sum(one.numel() for one in tensors_in(drawn(first))) > _MOST_VIEWED:
-        return
-    for call in other_views(op, problem, drawn(first)):
-        yield from ((call, first, layout) for layout in layouts)
-    for call in other_forms(op, problem, drawn(first)):
-        yield call, first, "contiguous"
-    for kind in telling_kinds(op, drawn) if op.numbers else ():
-        yield from ((call, kind, "contiguous") for call in zeroed(op, problem, drawn(kind)))
 
 
 def _check_other_size(
@@ -265,7 +208,7 @@ def _check_other_size(
     home, problem = (op.pose(each, like) for each, like in zip(arguments, (other.home, other.problem), strict=True))
     which = "" if layout == "contiguous" else f" {layout}"
     place = Place(f"{problem}{which} after {size} {candidate}", str(problem), str(candidate), layout)
-    if all(_is_supported(notes, place, candidate, each, device) for each in (home, problem)):
+    if all(is_supported(notes, place, candidate, each, device) for each in (home, problem)):
         faults = _faults_of_other_size(op, candidate, OtherSize(home, problem), device, layout)
         notes.add(place, guarded(faults, candidate.implementation))
 

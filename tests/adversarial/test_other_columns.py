@@ -19,6 +19,8 @@ from registry.tuner.options import TuneOptions
 from registry.tuner.run import tune
 from tuning_db import Store, Transfer
 
+pytestmark = pytest.mark.thorough
+
 COLS = 1024
 NAMES = {3: "honest", 4: "short", 5: "vectors", 6: "constant", 7: "raises"}
 TOLD = {

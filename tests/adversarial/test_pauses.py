@@ -11,6 +11,8 @@ from registry.problem import Problem
 from .cheating_run import CheatingRun, each_of, left_out
 from .cheats_by_pauses import N
 
+pytestmark = pytest.mark.thorough
+
 PROBLEMS = (
     Problem("square", {"n": 20_002, "dtype": "float32"}),
     Problem("gelu", {"n": N, "dtype": "float32", "approximate": "tanh"}),

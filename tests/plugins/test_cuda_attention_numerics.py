@@ -75,7 +75,7 @@ def check(problem: Problem, wanted: Mapping[str, Value], folder: Path, kinds: tu
 
 
 @pytest.mark.parametrize(("more", "wanted"), FORMS, ids=str)
-@pytest.mark.few(1)
+@THOROUGH
 def test_numerics(more: Mapping[str, Value], wanted: Mapping[str, Value], tmp_path: Path) -> None:
     check(ATTENTION.problem_of({**SMALL, **more}), wanted, tmp_path, ("normal", "edges", "outliers"))
 
@@ -211,7 +211,7 @@ def test_a_kernel_that_mixes_sequences_is_found_out(change: Callable[[str], str]
 
 
 @pytest.mark.parametrize("late", [True, False])
-@pytest.mark.few(1)
+@THOROUGH
 def test_wrong_offsets_stay_within_the_tensors(late: bool, tmp_path: Path) -> None:
     problem = ATTENTION_VARLEN.problem_of({**PACKED, "sequences": 7})
     values = ATTENTION_VARLEN.draw(problem, "normal", torch.Generator().manual_seed(1))

@@ -63,7 +63,7 @@ def check(problem: Problem, wanted: Mapping[str, Value], folder: Path, kinds: tu
 
 
 @pytest.mark.parametrize(("more", "wanted"), FORMS, ids=str)
-@pytest.mark.few(1)
+@THOROUGH
 def test_numerics(more: Mapping[str, Value], wanted: Mapping[str, Value], tmp_path: Path) -> None:
     check(ATTENTION_BACKWARD.problem_of({**SMALL, **more}), wanted, tmp_path, ("normal", "edges", "outliers"))
 

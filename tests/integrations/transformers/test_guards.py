@@ -38,10 +38,8 @@ def guards_a_layer(monkeypatch: pytest.MonkeyPatch, **how: Any) -> str:
     return "\n".join(last)
 
 
-@pytest.mark.parametrize(
-    ("quantize", "times"),
-    [pytest.param(None, 2.0, id="dense", marks=pytest.mark.thorough), pytest.param("int4", 3.0, id="int4")],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("quantize", "times"), [(None, 2.0), ("int4", 3.0)], ids=["dense", "int4"])
 def test_a_layer_has_few_more_guards_than_as_transformers_has_it(
     quantize: Any, times: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
