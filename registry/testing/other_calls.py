@@ -24,7 +24,7 @@ from .supported import is_supported
 _Call = tuple[str, tuple[Any, ...]]
 """A name, and values."""
 _MOST_ELEMENTS = 1 << 20
-"""Of a problem's inputs on a GPU of which other calls are made: a CPU tells what the op makes of these."""
+"""Elements of inputs on a GPU of which other calls are made: a CPU tells what the op makes of these."""
 
 
 def other_call_faults(
