@@ -159,6 +159,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
+def _shared_cache(base: Path) -> Path:
+    """The folder of compiled kernels of all processes of a run, one of which has the temporary folder ``base``."""
+    return base.parent / "kernel-registry-cache"
+
+
 @pytest.fixture(autouse=True)
 def _own_folders(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
@@ -173,7 +178,7 @@ def _own_folders(
     if "tmp_path" in request.fixturenames:
         own = request.getfixturevalue("tmp_path")
     monkeypatch.setenv("KERNEL_REGISTRY_DB", str(own / "tuning.db"))
-    monkeypatch.setenv("KERNEL_REGISTRY_CACHE", str(base.parent / "kernel-registry-cache"))
+    monkeypatch.setenv("KERNEL_REGISTRY_CACHE", str(_shared_cache(base)))
     monkeypatch.setenv("KERNEL_REGISTRY_SHIPPED", "0")
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.delenv("KERNEL_REGISTRY_CHECK", raising=False)
@@ -205,7 +210,11 @@ def _one_keeper() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _what_tests_share() -> None:
+def _what_tests_share(tmp_path_factory: pytest.TempPathFactory) -> None:
+    # a thread that compiles may go on behind its test, in folders that are not the user's
+    base = tmp_path_factory.getbasetemp()
+    os.environ["KERNEL_REGISTRY_CACHE"] = str(_shared_cache(base))
+    os.environ["KERNEL_REGISTRY_DB"] = str(base / "tuning.db")
     compile_statements_once()
     look_for_plugins_once()
     look_at_plugins_once()

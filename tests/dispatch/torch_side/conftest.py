@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from registry.artifact import Built
 from registry.discovery.catalog import Catalog
 from registry.dispatch.dispatcher import Dispatcher
 from registry.implementation import Run
+from registry.paths import cache_folder
 
 from ...serving import serving
 from ...tiers import THOROUGH
@@ -105,3 +107,12 @@ def add(dispatcher: Dispatcher) -> Callable[..., Seen]:
         return made
 
     return add
+
+
+@pytest.fixture
+def shared_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``torch.compile`` compiles in C++ has the headers that the registry has precompiled, which takes 10 s."""
+    codecache = importlib.import_module("torch._inductor.codecache")
+    folder = cache_folder("torchinductor", "precompiled_headers")
+    monkeypatch.setattr(codecache, "_HEADER_DIR", str(folder), raising=False)
+    monkeypatch.setattr(codecache, "_HEADER_LOCK_DIR", str(folder / "locks"), raising=False)

@@ -194,6 +194,7 @@ def test_vmap_and_autocast_inside_compiled_code(dispatcher: Dispatcher, case: An
     assert y.dtype == torch.float32
 
 
+@pytest.mark.usefixtures("shared_headers")
 def test_inductor_compiles_around_it(dispatcher: Dispatcher, add: Any) -> None:
     seen, back = add("softmax"), add("softmax_backward", "a.back")
     compiled = torch.compile(lambda t: dispatcher.call("softmax", t * 2) + 1, fullgraph=True, dynamic=True)

@@ -80,6 +80,7 @@ def test_torchs_operator_returns_the_strides_of_the_fake_beside_a_dispatch_mode(
     assert torch.equal(y, X * X)
 
 
+@pytest.mark.usefixtures("shared_headers")
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
 def test_a_compiled_program_computes_with_the_elements_that_it_means(call: Any, backend: str) -> None:
     run, strides = call

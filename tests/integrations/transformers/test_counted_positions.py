@@ -39,7 +39,8 @@ def packed() -> torch.Tensor:
     return torch.cat((torch.arange(4), torch.arange(length - 4))).expand(len(prompt()), -1)
 
 
-@pytest.mark.parametrize("way", ["training", pytest.param("evaluation", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("way", ["training", "evaluation"])
 def test_a_compiled_forward_of_positions_that_the_model_counts_has_no_mask(way: str) -> None:
     plain, model = (tiny("llama", num_hidden_layers=1) for _ in range(2))
     programs: list[str] = []
