@@ -242,10 +242,6 @@ def _space(shape: _TileShape, fitting: tuple[bool, ...], device: Device) -> Spac
     )
 
 
-def _is_whole(depth: int, config: Config) -> bool:
-    return not depth % (config["cluster"] * 4)
-
-
 def _is_long(depth: int, config: Config) -> bool:
     return bool(config["cluster"] == 1 or depth >= 8 * config["cluster"])
 
