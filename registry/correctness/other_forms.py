@@ -24,6 +24,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 _MORE_ROWS = 2
 
 _Values = tuple[Any, ...]
+_Results = tuple[torch.Tensor, ...]
 
 OWN_STORAGE = "plain transposed"
 SPLIT_STORAGE = "plain split transposed"
@@ -45,12 +46,13 @@ def other_forms(op: Op, problem: Problem, values: _Values) -> Iterator[tuple[str
     the inputs; each optional argument left out; each tensor of one element without dimensions; more rows than the
     problem has, which are not read; and those of ``AS_GIVEN``.
     """
+    usual = reference_if_taken(op, values)
     found = itertools.chain(
         _of_other_width(op, problem, values),
         _of_other_dtypes(op, problem, values),
-        _left_out(op, values),
+        _left_out(op, values, usual),
         _without_dimensions(op, values),
-        _padded(op, values),
+        _padded(op, values, usual),
         _in_memory(op, values),
     )
     posed = ((which, call) for which, call in found if is_posed(op, problem, call))
@@ -94,14 +96,14 @@ def _of_other_dtypes(op: Op, problem: Problem, values: _Values) -> Iterator[tupl
         yield from ((f"{str(dtype).removeprefix('torch.')} {name}", call) for dtype, call in itertools.islice(posed, 1))
 
 
-def _left_out(op: Op, values: _Values) -> Iterator[tuple[str, _Values]]:
+def _left_out(op: Op, values: _Values, usual: _Results | None) -> Iterator[tuple[str, _Values]]:
     """Tensors, numbers that may be others, and what makes no difference: other tensors may depend on the rest."""
     for place, (parameter, value) in enumerate(zip(op.parsed.parameters, values, strict=True)):
         if not parameter.optional or value is None:
             continue
         call = _replaced(values, place, None)
         is_other = parameter.holds_tensors or parameter.name in op.numbers
-        if is_other or is_same(op, reference_if_taken(op, values), call):
+        if is_other or is_same(op, usual, call):
             yield f"absent {parameter.name}", call
 
 
@@ -111,7 +113,7 @@ def _without_dimensions(op: Op, values: _Values) -> Iterator[tuple[str, _Values]
             yield f"scalar {parameter.name}", _replaced(values, place, one.reshape(()))
 
 
-def _padded(op: Op, values: _Values) -> Iterator[tuple[str, _Values]]:
+def _padded(op: Op, values: _Values, usual: _Results | None) -> Iterator[tuple[str, _Values]]:
     """More rows of NaN after those of the tensors of the highest rank, where they change nothing."""
     moving = [(place, one) for place, parameter, one in _each_tensor(op, values) if parameter.name not in op.weights]
     moving = [(place, one) for place, one in moving if one.is_floating_point() and not is_float8(one.dtype)]
@@ -121,7 +123,7 @@ def _padded(op: Op, values: _Values) -> Iterator[tuple[str, _Values]]:
         if one.dim() == rank > 0:
             more = torch.full_like(one[:1], torch.nan).expand(_MORE_ROWS, *one.shape[1:])
             call = _replaced(call, place, torch.cat([one, more]))
-    if call is not values and is_same(op, reference_if_taken(op, values), call):
+    if call is not values and is_same(op, usual, call):
         yield "padded", call
 
 

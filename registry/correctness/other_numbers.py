@@ -18,7 +18,7 @@ from ..arguments.schema import tensors_in
 from ..contract import Op
 from ..faults.device_faults import out_of_memory
 from ..problem import Problem
-from .numerics import full_precision, judged, reference64, results_of
+from .numerics import compare, full_precision, own_error, reference64, results_of
 from .taken import is_posed
 
 _RATIOS = (1.15, 1.4)
@@ -66,7 +66,8 @@ def zeroed(op: Op, problem: Problem, values: tuple[Any, ...]) -> Iterator[tuple[
         call = (*values[:place], zero, *values[place + 1 :])
         if values[place] == zero or not is_posed(op, problem, call):
             continue
-        if reference_of_changed(op, values, call) is not None and _is_right_in_its_dtype(op, problem, call):
+        reference = reference_of_changed(op, values, call)
+        if reference is not None and _is_right_in_its_dtype(op, problem, call, reference):
             yield f"zero {op.parsed.names[place]}", call
 
 
@@ -110,10 +111,13 @@ def reference_of_changed(op: Op, values: tuple[Any, ...], changed: tuple[Any, ..
         return None
 
 
-def _is_right_in_its_dtype(op: Op, problem: Problem, values: tuple[Any, ...]) -> bool:
+def _is_right_in_its_dtype(
+    op: Op, problem: Problem, values: tuple[Any, ...], reference: tuple[torch.Tensor, ...]
+) -> bool:
     """Whether the op's own reference, run in the dtypes of the values, is as near to the float64 one as is allowed."""
     with full_precision():
-        return judged(op, problem, results_of(op, values), values).ok
+        results = results_of(op, values)
+    return compare(op, problem, results, reference, own_error(op, problem, values, reference), values).ok
 
 
 def _near(number: float | None, drawn: random.Random) -> float:

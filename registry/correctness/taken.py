@@ -28,7 +28,7 @@ def reference_if_taken(op: Op, values: tuple[Any, ...]) -> tuple[torch.Tensor, .
     """
     try:
         return reference64(op, with_tensors(values, torch.Tensor.cpu))
-    except Exception as fault:  # likewise
+    except Exception as fault:  # an author's reference may raise anything for tensors that it does not take
         if out_of_memory(fault):
             raise
         return None

@@ -8,7 +8,6 @@ import torch
 
 from registry import Config, Device, Launch, Problem, TensorSpec
 from registry.backends.cuda import CudaKernel
-from registry.backends.head_strides import outer_strides
 
 from .gradient import (
     LEAST_ROWS,
@@ -19,7 +18,7 @@ from .gradient import (
     passes_source,
     terms_source,
 )
-from .head_tiles import HeadTiles
+from .head_tiles import HeadTiles, head_tiles
 from .wgmma import logit_arguments, together
 
 _SHORT_HEAD, _LONG = 64, 4096
@@ -55,14 +54,7 @@ class WgmmaAttentionBackward(WgmmaBackward):
 
     def tiles(self, problem: Problem, name: str, height: int) -> HeadTiles | None:
         """Tensors ``[batch, length, heads, head_dim]``."""
-        of_keys = name in {"k", "v"}
-        length, heads = (problem.kv_len, problem.kv_heads) if of_keys else (problem.q_len, problem.heads)
-        strides = outer_strides(problem, name, (length, heads, problem.head_dim))
-        if strides is None:
-            return None
-        of_batch, of_token, of_head = strides
-        sizes = (problem.batch, length, heads, problem.head_dim)
-        return HeadTiles(problem.dtype, *sizes, of_batch, of_token, of_head, height)
+        return head_tiles(problem, name, height)
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
         """Two numbers of each row of queries, in blocks of as many as stream at once."""

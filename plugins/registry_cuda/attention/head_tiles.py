@@ -13,6 +13,7 @@ from ..tensor_map import WIDTH, itemsize
 VECTOR = 16
 """Bytes of which addresses and strides of a tensor map are multiples."""
 _MOST_STRIDE = 2**40
+_OF_KEYS = ("k", "v")
 
 
 class HeadTiles(NamedTuple):
@@ -50,8 +51,11 @@ class HeadTiles(NamedTuple):
 
 
 def head_tiles(problem: Problem, name: str, height: int) -> HeadTiles | None:
-    """Tensor ``q``, ``k`` or ``v`` of an attention in tiles of so many rows; None if a head's elements are apart."""
-    length, heads = (problem.q_len, problem.heads) if name == "q" else (problem.kv_len, problem.kv_heads)
+    """A tensor of an attention or its gradient in tiles of so many rows; None if a head's elements are apart.
+
+    ``name`` is ``k`` or ``v``, or that of a tensor of queries' rows: ``q``, ``grad_out`` or ``out``.
+    """
+    length, heads = (problem.kv_len, problem.kv_heads) if name in _OF_KEYS else (problem.q_len, problem.heads)
     strides = outer_strides(problem, name, (length, heads, problem.head_dim))
     if strides is None:
         return None
@@ -60,13 +64,19 @@ def head_tiles(problem: Problem, name: str, height: int) -> HeadTiles | None:
 
 
 def packed_head_tiles(problem: Problem, name: str, height: int) -> HeadTiles | None:
-    """Tensor ``q``, ``k`` or ``v`` of packed sequences, as of one batch, in tiles of so many rows."""
-    length, heads = (problem.total_q, problem.heads) if name == "q" else (problem.total_k, problem.kv_heads)
+    """The tiles of ``head_tiles`` of packed sequences, as of one batch."""
+    length, heads = (problem.total_k, problem.kv_heads) if name in _OF_KEYS else (problem.total_q, problem.heads)
     strides = outer_strides(problem, name, (heads, problem.head_dim))
     if strides is None:
         return None
     of_token, of_head = strides
     return HeadTiles(problem.dtype, 1, length, heads, problem.head_dim, 0, of_token, of_head, height)
+
+
+def packed_lengths(problem: Problem) -> tuple[int, int]:
+    """Queries and keys of a packed sequence, in the mean."""
+    count = max(1, problem.sequences)
+    return -(-problem.total_q // count), -(-problem.total_k // count)
 
 
 def tile_reasons(problem: Problem, found: Mapping[str, HeadTiles | None]) -> Iterator[str]:

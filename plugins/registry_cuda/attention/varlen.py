@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from registry import Config, Device, Launch, Problem
 
-from .head_tiles import HeadTiles, packed_head_tiles
+from .head_tiles import HeadTiles, packed_head_tiles, packed_lengths
 from .wgmma import WARPGROUP_ROWS, WgmmaForward, counting_reasons, logit_arguments, rows_of, source_of, together
 
 _MOST_SORTED = 192
@@ -45,8 +45,7 @@ class PackedWgmmaAttention(WgmmaForward):
 
     def lengths(self, problem: Problem) -> tuple[int, int]:
         """Queries and keys of a sequence, in the mean."""
-        count = max(1, problem.sequences)
-        return -(-problem.total_q // count), -(-problem.total_k // count)
+        return packed_lengths(problem)
 
     def launch(self, problem: Problem, config: Config, device: Device) -> Launch:
         shares = _shares(problem, rows_of(config))

@@ -9,7 +9,6 @@ import torch
 
 from registry import Config, Device, Launch, Problem, TensorSpec
 from registry.backends.cuda import CudaKernel
-from registry.backends.head_strides import outer_strides
 
 from .gradient import (
     LEAST_ROWS,
@@ -20,7 +19,7 @@ from .gradient import (
     passes_source,
     terms_source,
 )
-from .head_tiles import HeadTiles
+from .head_tiles import HeadTiles, packed_head_tiles, packed_lengths
 from .wgmma import logit_arguments, together
 
 _MOST_SORTED = 192
@@ -52,18 +51,11 @@ class PackedWgmmaAttentionBackward(WgmmaBackward):
 
     def lengths(self, problem: Problem) -> tuple[int, int]:
         """Queries and keys of a sequence, in the mean."""
-        count = max(1, problem.sequences)
-        return -(-problem.total_q // count), -(-problem.total_k // count)
+        return packed_lengths(problem)
 
     def tiles(self, problem: Problem, name: str, height: int) -> HeadTiles | None:
         """Tensors ``[tokens, heads, head_dim]``."""
-        of_keys = name in {"k", "v"}
-        length, heads = (problem.total_k, problem.kv_heads) if of_keys else (problem.total_q, problem.heads)
-        strides = outer_strides(problem, name, (heads, problem.head_dim))
-        if strides is None:
-            return None
-        of_token, of_head = strides
-        return HeadTiles(problem.dtype, 1, length, heads, problem.head_dim, 0, of_token, of_head, height)
+        return packed_head_tiles(problem, name, height)
 
     def scratch(self, problem: Problem, config: Config, device: Device) -> Mapping[str, TensorSpec]:
         """Two numbers of each row of queries, in blocks of one sequence, of as many rows as stream at once."""
